@@ -1,0 +1,52 @@
+# Two commands: `make run` trains a language model on real text, `make test` runs the default tests.
+# Paths are relative, so a checkout below a folder with spaces works.
+SHELL := /bin/bash
+PY := .venv/bin/python
+export OMP_WAIT_POLICY ?= passive
+export PYTHONNOUSERSITE := 1
+unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
+
+.PHONY: run test test-slow test-network test-large gpu-check lint types layers docs wheel setup setup-dev clean
+
+run: setup
+	$(PY) -m oarlock train configs/shakespeare.toml --resume auto
+
+# Two workers with one thread each: the same work as one worker with two, without the waiting.
+test: setup-dev
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadfile $(ARGS)
+
+test-slow: setup-dev
+	$(PY) -m pytest -m slow $(ARGS)
+
+test-network: setup-dev
+	$(PY) -m pytest -m network $(ARGS)
+
+test-large: setup-dev
+	$(PY) -m pytest -m large $(ARGS)
+
+gpu-check: setup-dev
+	$(PY) -m pytest -m "gpu or not (slow or network or large)" --device cuda tests/attention tests/models tests/ops $(ARGS)
+
+lint: setup-dev
+	$(PY) -m ruff check . && $(PY) -m ruff format --check .
+
+types: setup-dev
+	$(PY) -m pyright --pythonpath $(PY)
+
+layers: setup-dev
+	.venv/bin/lint-imports
+
+docs: setup-dev
+	$(PY) -m mkdocs build --strict
+
+wheel: setup-dev
+	$(PY) -m pip wheel -q --no-deps -w dist .
+
+setup:
+	@scripts/setup run
+
+setup-dev:
+	@scripts/setup dev
+
+clean:
+	rm -rf build dist site .venv

@@ -1,0 +1,1 @@
+"""Training: a client of the parts, one file per idea."""
