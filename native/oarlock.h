@@ -1,0 +1,59 @@
+/* The C ABI of Oarlock's core. Plain pointers and sizes: no torch, no Python, no C++ types.
+ *
+ * Every function that can fail returns an oarlock_status. All buffers belong to the caller, are dense and row-major, and
+ * are checked for size and type on the Python side (src/oarlock/_native.py).
+ * Legend: B batch, Hm mask heads, Sq query rows, Sk key columns, Tq/Tk row tiles and key blocks. */
+#ifndef OARLOCK_H
+#define OARLOCK_H
+
+#include <stdint.h>
+
+#if defined(OARLOCK_BUILD)
+#define OARLOCK_API __attribute__((visibility("default")))
+#else
+#define OARLOCK_API
+#endif
+
+/* Raised whenever a signature changes or a function goes away; the Python side refuses another number. */
+#define OARLOCK_ABI 1
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum oarlock_status {
+    OARLOCK_OK = 0,
+    OARLOCK_INVALID_ARGUMENT = 1,
+    OARLOCK_OUT_OF_MEMORY = 2,
+} oarlock_status;
+
+OARLOCK_API int32_t oarlock_abi(void);
+OARLOCK_API const char* oarlock_version(void);
+
+/* ---- attention: column masks ---------------------------------------------------------------------------------------
+ * bounds is int32 [num_masks, seqlen_k, num_bounds]; the masked rows of a column with bounds r0..r3 are
+ *   causal, 1 bound : i >= r0               causal, 2 bounds    : r0 <= i < r1
+ *   else,  2 bounds : i >= r0 or i < r1     else,   4 bounds    : r0 <= i < r1 or r2 <= i < r3
+ * and, when causal, also i < j - (seqlen_k - seqlen_q). Empty, reversed and out-of-range intervals are allowed. */
+typedef struct oarlock_column_mask {
+    const int32_t* bounds;
+    int64_t num_masks;
+    int64_t seqlen_q;
+    int64_t seqlen_k;
+    int32_t num_bounds;
+    int32_t causal;
+} oarlock_column_mask;
+
+/* counts[m, i] = number of keys that row i sees; int64 [num_masks, seqlen_q]. */
+OARLOCK_API oarlock_status oarlock_mask_visible_per_row(const oarlock_column_mask* mask, int64_t* counts,
+                                                        int32_t num_threads);
+
+/* counts[m, tq, tk] = visible (row, key) pairs of a tile; int64 [num_masks, ceil(Sq/block_q), ceil(Sk/block_k)]. */
+OARLOCK_API oarlock_status oarlock_mask_visible_per_tile(const oarlock_column_mask* mask, int64_t block_q,
+                                                         int64_t block_k, int64_t* counts, int32_t num_threads);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* OARLOCK_H */
