@@ -1,0 +1,368 @@
+"""The configuration of a training run: typed sections, TOML in, dotted overrides on top, unknown keys refused.
+
+    config = load_config("configs/shakespeare.toml", ["--train.steps", "200"])
+
+The docstring below a field is its help on the command line.
+"""
+
+import dataclasses
+import difflib
+import json
+import tomllib
+import typing
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """What is trained: a new decoder from the fields below, or from a config.json, or an existing folder."""
+
+    directory: str = ""
+    """Hugging Face folder to continue from (config.json, safetensors, tokenizer.json); other fields are then ignored."""
+    config: str = ""
+    """A config.json to build a new, randomly initialised model from; replaces the fields below."""
+    family: Literal["llama", "qwen2", "qwen3", "qwen3_moe", "ernie4_5", "ernie4_5_moe"] = "qwen3"
+    """Architecture, named as `model_type` in a Hugging Face config.json."""
+    hidden_size: int = 256
+    """Width E of the residual stream."""
+    intermediate_size: int = 704
+    """Width of the SwiGLU layer."""
+    num_hidden_layers: int = 4
+    """Number of decoder blocks."""
+    num_attention_heads: int = 4
+    """Number of query heads."""
+    num_key_value_heads: int = 4
+    """Number of key and value heads; divides num_attention_heads."""
+    head_dim: int = 64
+    """Width of a head."""
+    rope_theta: float = 10000.0
+    """Base of the rotary position embedding."""
+    tie_word_embeddings: bool = True
+    """Share the input embedding with the output projection."""
+    sliding_window: int = 0
+    """Keys a query sees, itself included; 0 = all (families qwen2 and qwen3)."""
+    num_experts: int = 0
+    """Experts of a mixture-of-experts family."""
+    num_experts_per_tok: int = 2
+    """Experts that each token is sent to."""
+    moe_intermediate_size: int = 256
+    """Width of one expert."""
+    init_scale: float = 1.0
+    """Multiplies the standard deviation of the initial weights of the blocks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """What it is trained on."""
+
+    corpus: str = "shakespeare"
+    """`shakespeare` (bundled), or a file, folder or quoted glob of .txt, .md, .jsonl (also .gz, .xz)."""
+    validation: str = ""
+    """Validation text, given like corpus; empty = the corpus' own split."""
+    validation_share: float = 0.05
+    """Share of documents held out when there is no own split and no validation text."""
+    tokenizer: str = ""
+    """A tokenizer.json or a folder with one; empty = train a byte-level BPE on the training documents."""
+    vocab_size: int = 4096
+    """Size of the vocabulary when a tokenizer is trained."""
+    sequence_length: int = 2048
+    """Tokens S per sequence; documents are packed into sequences and never see each other."""
+    cache: str = ".cache/oarlock"
+    """Folder of tokenised corpora, keyed by content."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """How the weights move."""
+
+    name: Literal["adamw", "muon"] = "muon"
+    """adamw for all weights, or muon for the blocks' matrices with adamw for the rest."""
+    learning_rate: float = 3e-3
+    """Peak learning rate of AdamW."""
+    muon_learning_rate: float = 0.02
+    """Peak learning rate of Muon, in units of the spectral norm of an update."""
+    beta1: float = 0.9
+    """AdamW: decay of the first moment."""
+    beta2: float = 0.95
+    """AdamW: decay of the second moment."""
+    epsilon: float = 1e-8
+    """AdamW: added to the root of the second moment."""
+    momentum: float = 0.95
+    """Muon: Nesterov momentum."""
+    weight_decay: float = 0.0
+    """Decoupled decay of matrices (not of norms, biases and embeddings)."""
+    clip_norm: float = 1.0
+    """Largest global gradient norm; 0 = do not clip."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleConfig:
+    """The learning rate over the run, as a factor of its peak."""
+
+    kind: Literal["wsd", "cosine", "constant"] = "wsd"
+    """wsd: warm-up, stable, linear decay; cosine: warm-up then half a cosine."""
+    warmup_steps: int = 20
+    """Steps of linear warm-up."""
+    decay_share: float = 0.5
+    """wsd: share of the steps spent decaying."""
+    final_factor: float = 0.0
+    """Factor at the last step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainSection:
+    """The loop."""
+
+    out: str = "runs/default"
+    """Folder of the run: config.toml, metrics.jsonl, checkpoints, hf, report.html, tb."""
+    steps: int = 0
+    """Optimizer steps; 0 = as many as `flops` pays for."""
+    flops: float = 0.0
+    """Budget in model FLOPs (forward and backward) when steps is 0."""
+    batch_size: int = 1
+    """Sequences per rank and micro-batch."""
+    accumulation: int = 1
+    """Micro-batches per optimizer step."""
+    seed: int = 0
+    """Seed of the weights and of the order of the data."""
+    dtype: Literal["fp32", "bf16"] = "fp32"
+    """bf16: matmuls under autocast, weights and optimizer state stay fp32."""
+    device: str = "auto"
+    """auto = cuda if present, else cpu."""
+    threads: int = 0
+    """CPU threads; 0 = leave as torch chose."""
+    activation_checkpointing: bool = False
+    """Recompute each block in the backward pass."""
+    eval_every: int = 100
+    """Steps between evaluations (also before step 1 and at the end); 0 = only those two."""
+    log_every: int = 10
+    """Steps between printed lines when there is no terminal."""
+    gc_every: int = 100
+    """Python's garbage collector runs only every so many steps; 0 = leave it automatic."""
+    tensorboard: bool = True
+    """Write TensorBoard event files beside metrics.jsonl."""
+    sample: str = ""
+    """Prompt continued at the end of the run; empty = none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointConfig:
+    """What is kept."""
+
+    every: int = 100
+    """Steps between checkpoints; 0 = only at the end."""
+    keep_last: int = 2
+    """Checkpoints kept; 0 = all."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParallelConfig:
+    """The mesh under torchrun."""
+
+    data: int = -1
+    """Ranks along the data axis; -1 = all."""
+    timeout_seconds: int = 600
+    """A collective that waits longer ends the run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """Everything a run depends on."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    train: TrainSection = field(default_factory=TrainSection)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+
+    def __post_init__(self) -> None:
+        """Refuse values that no run can use, naming the key."""
+        positive = {
+            "data.sequence_length": self.data.sequence_length,
+            "train.batch_size": self.train.batch_size,
+            "train.accumulation": self.train.accumulation,
+        }
+        for key, value in positive.items():
+            if value < 1:
+                raise ValueError(f"{key} = {value}: must be at least 1")
+        for key, value in {
+            "train.steps": self.train.steps,
+            "train.eval_every": self.train.eval_every,
+            "checkpoint.every": self.checkpoint.every,
+            "checkpoint.keep_last": self.checkpoint.keep_last,
+            "schedule.warmup_steps": self.schedule.warmup_steps,
+            "optimizer.clip_norm": self.optimizer.clip_norm,
+        }.items():
+            if value < 0:
+                raise ValueError(f"{key} = {value}: must not be negative")
+        if not 0 <= self.schedule.decay_share <= 1:
+            raise ValueError(f"schedule.decay_share = {self.schedule.decay_share}: must lie in [0, 1]")
+        if self.train.steps == 0 and self.train.flops <= 0:
+            raise ValueError("nothing to do: set train.steps, or a budget in train.flops (for example 2e13)")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Nested dict of plain values, in the order of the fields."""
+        return dataclasses.asdict(self)
+
+    def to_toml(self) -> str:
+        """The resolved configuration as TOML that `load_config` reads back to an equal object."""
+        lines: list[str] = []
+        for section, values in self.to_dict().items():
+            lines += [f"[{section}]", *(f"{key} = {_toml_value(value)}" for key, value in values.items()), ""]
+        return "\n".join(lines)
+
+
+def load_config(path: str | Path, overrides: Sequence[str] = ()) -> TrainConfig:
+    """Read a TOML file and apply `--section.key value` (or `--section.key=value`) pairs.
+
+    Args:
+        path: TOML file with the sections of `TrainConfig`.
+        overrides: words of a command line after the file's name.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: TOML that does not parse, an unknown section or key (the message names the nearest one),
+            or a value of the wrong type.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"no configuration file {path}")
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: not valid TOML: {error}") from None
+    for key, text in _override_pairs(overrides):
+        section, _, name = key.partition(".")
+        values.setdefault(section, {})
+        if not isinstance(values[section], dict):
+            raise ValueError(f"{path}: [{section}] must be a section")
+        values[section][name] = _Text(text)
+    return config_from_dict(values, where=str(path))
+
+
+def config_from_dict(values: dict[str, Any], where: str = "configuration") -> TrainConfig:
+    """Build a `TrainConfig` from nested dicts; same errors as `load_config`."""
+    hints = typing.get_type_hints(TrainConfig)
+    sections = {}
+    for section, content in values.items():
+        if section not in hints:
+            raise ValueError(f"{where}: unknown section [{section}]{_nearest(section, hints)}")
+        if not isinstance(content, dict):
+            raise ValueError(f"{where}: [{section}] must be a section, got {content!r}")
+        sections[section] = _section(hints[section], section, content, where)
+    return TrainConfig(**sections)
+
+
+def option_help() -> str:
+    """One line per option: name, default, and the field's docstring."""
+    lines = []
+    for section, cls in typing.get_type_hints(TrainConfig).items():
+        docs = _field_docs(cls)
+        lines.append(f"\n[{section}]  {(cls.__doc__ or '').strip()}")
+        for f in dataclasses.fields(cls):
+            default = _toml_value(f.default)
+            choices = typing.get_args(f.type) if typing.get_origin(f.type) is Literal else ()
+            shown = f" {{{','.join(choices)}}}" if choices else ""
+            lines.append(f"  --{section}.{f.name} {default}{shown}\n        {docs.get(f.name, '')}")
+    return "\n".join(lines)
+
+
+class _Text(str):
+    """A value that came as text from the command line and still has to be converted to its field's type."""
+
+
+def _override_pairs(words: Sequence[str]) -> list[tuple[str, str]]:
+    pairs, position = [], 0
+    while position < len(words):
+        word = words[position]
+        name, equals, value = word.removeprefix("--").partition("=")
+        if not word.startswith("--") or "." not in name:
+            raise ValueError(f"cannot read {word!r}: overrides look like --train.steps 200")
+        if not equals:
+            position += 1
+            if position == len(words):
+                raise ValueError(f"{word}: a value must follow, as in {word} VALUE")
+            value = words[position]
+        pairs.append((name, value))
+        position += 1
+    return pairs
+
+
+def _section(cls: type, section: str, content: dict[str, Any], where: str) -> Any:
+    hints = typing.get_type_hints(cls)
+    converted = {}
+    for name, value in content.items():
+        key = f"{section}.{name}"
+        if name not in hints:
+            raise ValueError(f"{where}: unknown key {key}{_nearest(name, hints, prefix=section + '.')}")
+        converted[name] = _convert(hints[name], value, key, where)
+    return cls(**converted)
+
+
+def _convert(kind: Any, value: Any, key: str, where: str) -> Any:
+    def wrong(expected: str) -> ValueError:
+        return ValueError(f"{where}: {key} = {value!r}: expected {expected}")
+
+    if typing.get_origin(kind) is Literal:
+        choices = typing.get_args(kind)
+        if value not in choices:
+            raise ValueError(f"{where}: {key} = {value!r}: one of {', '.join(choices)}{_nearest(str(value), choices)}")
+        return str(value)
+    if isinstance(value, _Text):
+        text = str(value)
+        if kind is bool:
+            if text.lower() not in ("true", "false"):
+                raise wrong("true or false")
+            return text.lower() == "true"
+        if kind is int:
+            try:
+                return int(text.replace("_", ""))
+            except ValueError:
+                raise wrong("an integer") from None
+        if kind is float:
+            try:
+                return float(text)
+            except ValueError:
+                raise wrong("a number") from None
+        return text
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if type(value) is not kind:
+        names: dict[type, str] = {bool: "true or false", int: "an integer", float: "a number", str: "a string"}
+        raise wrong(names[kind])
+    return value
+
+
+def _nearest(name: str, known: Any, prefix: str = "") -> str:
+    matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f"; did you mean {prefix}{matches[0]}?" if matches else f"; known: {', '.join(known)}"
+
+
+def _toml_value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        return repr(value)
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _field_docs(cls: type) -> dict[str, str]:
+    """Docstrings below the fields, read from the source (Python drops them at run time)."""
+    import ast
+    import inspect
+    import textwrap
+
+    body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
+    assert isinstance(body, ast.ClassDef)
+    docs: dict[str, str] = {}
+    for node, following in zip(body.body, body.body[1:], strict=False):
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and isinstance(following, ast.Expr):
+            text = following.value
+            if isinstance(text, ast.Constant) and isinstance(text.value, str):
+                docs[node.target.id] = text.value
+    return docs
