@@ -228,6 +228,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> TrainConfig:
         FileNotFoundError: no such file.
         ValueError: TOML that does not parse, an unknown section or key (the message names the nearest one),
             or a value of the wrong type.
+        SystemExit: status 2 after a message on stderr, for an override that cannot be applied.
     """
     path = Path(path)
     if not path.is_file():
@@ -236,13 +237,24 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> TrainConfig:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: not valid TOML: {error}") from None
-    for key, text in _override_pairs(overrides):
-        section, _, name = key.partition(".")
-        values.setdefault(section, {})
-        if not isinstance(values[section], dict):
-            raise ValueError(f"{path}: [{section}] must be a section")
-        values[section][name] = _Text(text)
-    return config_from_dict(values, where=str(path))
+    config = config_from_dict(values, where=str(path))
+    return apply_overrides(config, overrides) if overrides else config
+
+
+def apply_overrides(config: TrainConfig, overrides: Sequence[str]) -> TrainConfig:
+    """Apply command-line words; `--help` among them prints every option with its default and leaves."""
+    import tyro  # only the command line needs it
+
+    spelled = {"true": "True", "false": "False"}
+    words = ["=".join(spelled.get(part, part) for part in word.split("=", 1)) for word in overrides]
+    return tyro.cli(
+        TrainConfig,
+        default=config,
+        args=words,
+        prog="oarlock train CONFIG.toml",
+        config=(tyro.conf.FlagConversionOff,),
+        use_underscores=True,
+    )
 
 
 def config_from_dict(values: dict[str, Any], where: str = "configuration") -> TrainConfig:
@@ -256,41 +268,6 @@ def config_from_dict(values: dict[str, Any], where: str = "configuration") -> Tr
             raise ValueError(f"{where}: [{section}] must be a section, got {content!r}")
         sections[section] = _section(hints[section], section, content, where)
     return TrainConfig(**sections)
-
-
-def option_help() -> str:
-    """One line per option: name, default, and the field's docstring."""
-    lines = []
-    for section, cls in typing.get_type_hints(TrainConfig).items():
-        docs = _field_docs(cls)
-        lines.append(f"\n[{section}]  {(cls.__doc__ or '').strip()}")
-        for f in dataclasses.fields(cls):
-            default = _toml_value(f.default)
-            choices = typing.get_args(f.type) if typing.get_origin(f.type) is Literal else ()
-            shown = f" {{{','.join(choices)}}}" if choices else ""
-            lines.append(f"  --{section}.{f.name} {default}{shown}\n        {docs.get(f.name, '')}")
-    return "\n".join(lines)
-
-
-class _Text(str):
-    """A value that came as text from the command line and still has to be converted to its field's type."""
-
-
-def _override_pairs(words: Sequence[str]) -> list[tuple[str, str]]:
-    pairs, position = [], 0
-    while position < len(words):
-        word = words[position]
-        name, equals, value = word.removeprefix("--").partition("=")
-        if not word.startswith("--") or "." not in name:
-            raise ValueError(f"cannot read {word!r}: overrides look like --train.steps 200")
-        if not equals:
-            position += 1
-            if position == len(words):
-                raise ValueError(f"{word}: a value must follow, as in {word} VALUE")
-            value = words[position]
-        pairs.append((name, value))
-        position += 1
-    return pairs
 
 
 def _section(cls: type, section: str, content: dict[str, Any], where: str) -> Any:
@@ -313,23 +290,6 @@ def _convert(kind: Any, value: Any, key: str, where: str) -> Any:
         if value not in choices:
             raise ValueError(f"{where}: {key} = {value!r}: one of {', '.join(choices)}{_nearest(str(value), choices)}")
         return str(value)
-    if isinstance(value, _Text):
-        text = str(value)
-        if kind is bool:
-            if text.lower() not in ("true", "false"):
-                raise wrong("true or false")
-            return text.lower() == "true"
-        if kind is int:
-            try:
-                return int(text.replace("_", ""))
-            except ValueError:
-                raise wrong("an integer") from None
-        if kind is float:
-            try:
-                return float(text)
-            except ValueError:
-                raise wrong("a number") from None
-        return text
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if type(value) is not kind:
@@ -349,20 +309,3 @@ def _toml_value(value: Any) -> str:
     if isinstance(value, float):
         return repr(value)
     return json.dumps(value, ensure_ascii=False)
-
-
-def _field_docs(cls: type) -> dict[str, str]:
-    """Docstrings below the fields, read from the source (Python drops them at run time)."""
-    import ast
-    import inspect
-    import textwrap
-
-    body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
-    assert isinstance(body, ast.ClassDef)
-    docs: dict[str, str] = {}
-    for node, following in zip(body.body, body.body[1:], strict=False):
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and isinstance(following, ast.Expr):
-            text = following.value
-            if isinstance(text, ast.Constant) and isinstance(text.value, str):
-                docs[node.target.id] = text.value
-    return docs
