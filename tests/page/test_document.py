@@ -1,0 +1,104 @@
+"""Pages: hostile text stays text, numbers line up, nothing is loaded from outside, a write is whole or absent."""
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oarlock.page import Page, Series, escape, line_chart
+
+HOSTILE = [
+    "<script>alert(1)</script>",
+    '"><img src=x onerror=alert(1)>',
+    "' onmouseover='alert(1)",
+    "</code></pre></style></title><script src=//evil>",
+    "&amp; &lt; &#60;",
+    "]]> <!-- --> <![CDATA[",
+    "نص \u202e 汉字 é",
+]
+
+
+class Reader(HTMLParser):
+    """What a browser would see: the tags with their attributes, and the text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+def full_page(text: str) -> str:
+    page = Page(text, subtitle=text, kicker=text)
+    page.heading(text)
+    page.paragraph(text)
+    page.facts([(text, text, text)])
+    page.table([(text, 1)], header=(text, text))
+    page.code(text, title=text)
+    page.quote(text)
+    page.charts([line_chart([Series(text, [1, 2], [1, 2])] * 2, title=text, x_label=text, y_label=text)])
+    return page.html()
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_hostile_text_adds_no_element_and_reads_back(text: str) -> None:
+    harmless, hostile = Reader(full_page("harmless")), Reader(full_page(text))
+    assert [tag for tag, _ in hostile.tags] == [tag for tag, _ in harmless.tags]
+    assert all(not name.startswith("on") for _, attributes in hostile.tags for name in attributes)
+    # title twice (window, heading), subtitle, kicker, h2, p, facts x3, table x3, summary, code, quote: 14 or more
+    assert sum(part == text for part in hostile.text) >= 14
+
+
+@given(st.text(alphabet=st.characters(), max_size=40))
+def test_escaped_text_is_well_formed_and_encodable(text: str) -> None:
+    safe = escape(text)
+    assert not set(safe) & set('<>"\x00')
+    safe.encode("utf-8")
+
+
+def test_control_characters_and_lone_surrogates_become_a_visible_mark() -> None:
+    assert escape("a\x00b\x1bc\ud800d\te") == "a�b�c�d\te"
+
+
+def test_nothing_is_loaded_or_run() -> None:
+    reader = Reader(full_page("x"))
+    assert not {"script", "link", "img", "iframe", "object"} & {tag for tag, _ in reader.tags}
+    assert not {"src", "href"} & {name for _, attributes in reader.tags for name in attributes}
+    policy = [a["content"] for tag, a in reader.tags if tag == "meta" and a.get("http-equiv")]
+    assert policy == ["default-src 'none'; style-src 'unsafe-inline'"]
+    assert "url(" not in full_page("x")
+    assert "@import" not in full_page("x")
+
+
+def test_columns_of_numbers_are_aligned_to_the_right() -> None:
+    page = Page("t")
+    page.table(
+        [("a1", 1, "2.5 GiB", "1e-3", "v2"), ("b", 10_000, "512 MiB", "–", "12 layers of 3")], header=list("vwxyz")
+    )
+    row = re.findall(r"<td[^>]*>", page.html())[:5]
+    assert ["number" in cell for cell in row] == [False, True, True, True, False]
+
+
+def test_only_a_running_page_reloads_itself() -> None:
+    assert 'http-equiv="refresh" content="30"' in Page("t", refresh_seconds=30).html()
+    assert 'http-equiv="refresh"' not in Page("t").html()
+
+
+def test_a_failed_write_leaves_the_old_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = Page("old").write(tmp_path / "deep" / "report.html")
+    page = Page("new")
+    monkeypatch.setattr(page, "html", lambda: "torn \ud800")  # cannot be encoded: fails in the middle of the write
+    with pytest.raises(UnicodeEncodeError):
+        page.write(target)
+    assert "<h1>old</h1>" in target.read_text(encoding="utf-8")
+    Page("new").write(target)
+    assert "<h1>new</h1>" in target.read_text(encoding="utf-8")
