@@ -21,7 +21,7 @@ class ModelConfig:
     """What is trained: a new decoder from the fields below, or from a config.json, or an existing folder."""
 
     directory: str = ""
-    """Hugging Face folder to continue from (config.json, safetensors, tokenizer.json); other fields are then ignored."""
+    """Hugging Face folder to continue from (config.json, safetensors, tokenizer.json); replaces the fields below."""
     config: str = ""
     """A config.json to build a new, randomly initialised model from; replaces the fields below."""
     family: Literal["llama", "qwen2", "qwen3", "qwen3_moe", "ernie4_5", "ernie4_5_moe"] = "qwen3"
