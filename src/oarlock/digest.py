@@ -1,0 +1,198 @@
+"""Content hashes of tensors and files: a fast position-weighted 64-bit one, and sha1/md5 for people and other tools.
+
+Every hash covers dtype, shape and bits, so `0.0` and `-0.0`, two NaN payloads, `[2, 3]` and `[3, 2]`, or a permuted
+tensor all differ. None of them is a signature: digest64 and md5 do not resist somebody who wants a collision.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from os import PathLike
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Algorithm = Literal["digest64", "sha1", "md5"]
+
+CHUNK_WORDS = 4096  # 32 KiB: a block of chunks and the weights stay in a core's second-level cache
+_CHUNK_BYTES = 8 * CHUNK_WORDS
+_BLOCK_CHUNKS = 8
+_READ_BYTES = 4 << 20
+_MULTIPLIER = 0x9E3779B97F4A7C15
+_MASK = (1 << 64) - 1
+
+
+def _splitmix(z: int) -> int:
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
+    return z ^ (z >> 31)
+
+
+_WEIGHTS = np.array([_splitmix((j + 1) * _MULTIPLIER & _MASK) | 1 for j in range(CHUNK_WORDS)], dtype=np.uint64)
+
+
+def _chunk_sums(words: np.ndarray) -> np.ndarray:
+    """Weighted sums S of consecutive chunks of `words` (uint64 [n]; the last chunk may be short)."""
+    num_full, rest = divmod(len(words), CHUNK_WORDS)
+    sums = np.empty(num_full + (rest > 0), dtype=np.uint64)
+    mixed = np.empty((_BLOCK_CHUNKS, CHUNK_WORDS), dtype=np.uint64)
+    shifted = np.empty_like(mixed)
+    full = words[: num_full * CHUNK_WORDS].reshape(num_full, CHUNK_WORDS)
+    for start in range(0, num_full, _BLOCK_CHUNKS):
+        block = full[start : start + _BLOCK_CHUNKS]
+        n = len(block)
+        np.multiply(block, np.uint64(_MULTIPLIER), out=mixed[:n])
+        np.right_shift(mixed[:n], np.uint64(32), out=shifted[:n])
+        np.bitwise_xor(mixed[:n], shifted[:n], out=mixed[:n])
+        np.matmul(mixed[:n], _WEIGHTS, out=sums[start : start + n])
+    if rest:
+        mixed_rest = words[num_full * CHUNK_WORDS :] * np.uint64(_MULTIPLIER)
+        mixed_rest ^= mixed_rest >> np.uint64(32)
+        sums[-1] = np.matmul(mixed_rest, _WEIGHTS[:rest])
+    return sums
+
+
+def _words(data: np.ndarray) -> np.ndarray:
+    """`data` (uint8 [n]) as little-endian 64-bit words, zero-padded; a view when n is a multiple of 8."""
+    if len(data) % 8:
+        data = np.concatenate([data, np.zeros(-len(data) % 8, dtype=np.uint8)])
+    return data.view("<u8").astype(np.uint64, copy=False)
+
+
+def _finish(sums: np.ndarray, header: str) -> int:
+    while len(sums) > 1:
+        sums = _chunk_sums(sums)
+    root = sums if len(sums) else np.zeros(1, dtype=np.uint64)
+    tail = _words(np.frombuffer(header.encode(), dtype=np.uint8))
+    return _splitmix(int(_chunk_sums(np.concatenate([root, tail]))[0]))
+
+
+class Digest64:
+    """Streaming digest64 of bytes: `Digest64().update(a).update(b).value` is digest64 of the uint8 vector a + b."""
+
+    def __init__(self) -> None:
+        self._sums: list[np.ndarray] = []
+        self._pending = b""
+        self._num_bytes = 0
+
+    def update(self, data: Any) -> Digest64:
+        """Append `data` (bytes, memoryview, uint8 array: anything with a contiguous buffer). Returns self."""
+        view = memoryview(data).cast("B")
+        self._num_bytes += len(view)
+        if self._pending:
+            missing = _CHUNK_BYTES - len(self._pending)
+            self._pending += view[:missing]
+            view = view[missing:]
+            if len(self._pending) < _CHUNK_BYTES:
+                return self
+            self._sums.append(_chunk_sums(_words(np.frombuffer(self._pending, dtype=np.uint8))))
+        whole = len(view) // _CHUNK_BYTES * _CHUNK_BYTES
+        if whole:
+            self._sums.append(_chunk_sums(_words(np.frombuffer(view[:whole], dtype=np.uint8))))
+        self._pending = bytes(view[whole:])
+        return self
+
+    @property
+    def value(self) -> int:
+        """The digest of everything so far, 0 <= value < 2**64."""
+        sums = [*self._sums, _chunk_sums(_words(np.frombuffer(self._pending, dtype=np.uint8)))]
+        return _finish(np.concatenate(sums), f"uint8[{self._num_bytes}]")
+
+    def hexdigest(self) -> str:
+        """`value` as 16 hexadecimal digits."""
+        return f"{self.value:016x}"
+
+
+def tensor_bytes(tensor: Tensor) -> np.ndarray:
+    """The bytes of `tensor` in C order, as a numpy uint8 vector.
+
+    Args:
+        tensor: any dtype, shape and strides; on another device than the CPU it is copied.
+
+    Returns:
+        uint8 [num_elements * element_size]; shares memory with a contiguous CPU tensor.
+
+    Raises:
+        TypeError: the tensor is sparse, quantized or distributed; ValueError: it has no data (meta device).
+    """
+    if hasattr(tensor, "to_local"):
+        raise TypeError("a distributed tensor has no single sequence of bytes here; pass tensor.to_local()")
+    if tensor.layout != torch.strided or tensor.is_quantized:
+        raise TypeError(f"only dense tensors have bytes to hash or write, got layout {tensor.layout}, {tensor.dtype}")
+    if tensor.device.type == "meta":
+        raise ValueError(f"a meta tensor has no data (dtype {tensor.dtype}, shape {tuple(tensor.shape)})")
+    contiguous = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
+    # as_strided, because reshape(-1) of one element may keep a stride that view(uint8) refuses
+    return contiguous.as_strided((contiguous.numel(),), (1,)).view(torch.uint8).numpy()
+
+
+def _header(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')}[{','.join(map(str, tensor.shape))}]"
+
+
+def digest64(tensor: Tensor) -> int:
+    """Position-weighted 64-bit hash of dtype, shape and bits; arithmetic is modulo 2**64.
+
+    Definition, with M = 0x9E3779B97F4A7C15 and splitmix(z) the finaliser of SplitMix64
+    (z ^= z >> 30; z *= 0xBF58476D1CE4E5B9; z ^= z >> 27; z *= 0x94D049BB133111EB; z ^= z >> 31):
+
+    * weights    k_j = splitmix((j + 1) * M) | 1                        for j = 0 .. 4095
+    * mixing     mix(w) = x ^ (x >> 32)  with  x = w * M                (a bijection)
+    * chunk sum  S(w_0 .. w_{n-1}) = sum_j mix(w_j) * k_j               for n <= 4096
+    * words      the tensor's bytes in C order, zero-padded to a multiple of 8, as little-endian 64-bit words
+    * tree       replace the words by the chunk sums of each 4096 consecutive words, at least once, until at most
+                 one is left: the root (0 for an empty tensor)
+    * result     splitmix(S(root, words of the ASCII header)), header = dtype name + shape, such as `bfloat16[2,3]`
+
+    Any change confined to one 64-bit word of the data is always detected (mix is a bijection and every weight is odd);
+    a change of two words goes unseen with a chance of at most 2**-32 over the weights, whatever the bits. The chunk
+    sums are independent of each other, so they can be computed in any order, in parallel, or while streaming.
+
+    Args:
+        tensor: any dense tensor, any dtype and strides; a CUDA tensor is copied to the CPU.
+
+    Returns:
+        int, 0 <= digest < 2**64.
+
+    Source: multilinear hashing (Lemire and Kaser, "Strongly universal string hashing is fast"); SplitMix64 (Steele).
+    """
+    return _finish(_chunk_sums(_words(tensor_bytes(tensor))), _header(tensor))
+
+
+def sha1(tensor: Tensor) -> str:
+    """SHA-1, 40 hexadecimal digits, of the line `dtype[shape]\\n` followed by the tensor's bytes in C order."""
+    return _with_header(hashlib.sha1(usedforsecurity=False), tensor)
+
+
+def md5(tensor: Tensor) -> str:
+    """MD5, 32 hexadecimal digits, of the line `dtype[shape]\\n` followed by the tensor's bytes in C order."""
+    return _with_header(hashlib.md5(usedforsecurity=False), tensor)
+
+
+def _with_header(hasher: Any, tensor: Tensor) -> str:
+    hasher.update(f"{_header(tensor)}\n".encode())
+    hasher.update(memoryview(tensor_bytes(tensor)))
+    return hasher.hexdigest()
+
+
+def file_digest(path: str | PathLike[str], algorithm: Algorithm = "digest64") -> str:
+    """Hash of a file's bytes in hexadecimal, read in blocks of 4 MiB.
+
+    `digest64` treats the file as the uint8 vector of its bytes; `sha1` and `md5` equal `sha1sum` and `md5sum`.
+
+    Raises:
+        ValueError: unknown algorithm; OSError: the file cannot be read.
+    """
+    if algorithm == "digest64":
+        hasher: Any = Digest64()
+    elif algorithm in ("sha1", "md5"):
+        hasher = hashlib.new(algorithm, usedforsecurity=False)
+    else:
+        raise ValueError(f"unknown algorithm {algorithm!r}; choose digest64, sha1 or md5")
+    buffer = bytearray(_READ_BYTES)
+    with open(path, "rb", buffering=0) as file:
+        while count := file.readinto(buffer):
+            hasher.update(memoryview(buffer)[:count])
+    return hasher.hexdigest()
