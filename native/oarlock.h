@@ -1,8 +1,8 @@
 /* The C ABI of Oarlock's core. Plain pointers and sizes: no torch, no Python, no C++ types.
  *
- * Every function that can fail returns an oarlock_status. All buffers belong to the caller, are dense and row-major, and
- * are checked for size and type on the Python side (src/oarlock/_native.py).
- * Legend: B batch, Hm mask heads, Sq query rows, Sk key columns, Tq/Tk row tiles and key blocks. */
+ * Every function that can fail returns an oarlock_status. All buffers belong to the caller, are dense and row-major,
+ * and are checked for size and type on the Python side (src/oarlock/_native.py). Legend: B batch, Hm mask heads, Sq
+ * query rows, Sk key columns, Tq/Tk row tiles and key blocks. */
 #ifndef OARLOCK_H
 #define OARLOCK_H
 
@@ -14,8 +14,8 @@
 #define OARLOCK_API
 #endif
 
-/* Raised whenever a signature changes or a function goes away; the Python side refuses another number. */
-#define OARLOCK_ABI 1
+/* Raised with every change of this header; the Python side refuses another number. */
+#define OARLOCK_ABI 2
 
 #ifdef __cplusplus
 extern "C" {
@@ -51,6 +51,20 @@ OARLOCK_API oarlock_status oarlock_mask_visible_per_row(const oarlock_column_mas
 /* counts[m, tq, tk] = visible (row, key) pairs of a tile; int64 [num_masks, ceil(Sq/block_q), ceil(Sk/block_k)]. */
 OARLOCK_API oarlock_status oarlock_mask_visible_per_tile(const oarlock_column_mask* mask, int64_t block_q,
                                                          int64_t block_k, int64_t* counts, int32_t num_threads);
+
+/* counts[j] = number of the rows [row_begin, row_end) that see key j of mask `index`; int64 [seqlen_k]. */
+OARLOCK_API oarlock_status oarlock_mask_visible_per_key(const oarlock_column_mask* mask, int64_t index,
+                                                        int64_t row_begin, int64_t row_end, int64_t* counts);
+
+/* Row i of mask m sees no key outside [first[m, i], last[m, i]); both are 0 for a row without keys.
+ * int64 [num_masks, seqlen_q] each. */
+OARLOCK_API oarlock_status oarlock_mask_row_spans(const oarlock_column_mask* mask, int64_t* first, int64_t* last,
+                                                  int32_t num_threads);
+
+/* bias[i, j] = 0 where row row_begin + i sees key key_begin + j of mask `index`, -infinity elsewhere; float
+ * [row_end - row_begin, key_end - key_begin]. */
+OARLOCK_API oarlock_status oarlock_mask_bias(const oarlock_column_mask* mask, int64_t index, int64_t row_begin,
+                                             int64_t row_end, int64_t key_begin, int64_t key_end, float* bias);
 
 #ifdef __cplusplus
 }

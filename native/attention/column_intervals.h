@@ -24,6 +24,14 @@ struct VisibleIntervals {
     const RowInterval* end() const { return items + count; }
 };
 
+inline bool is_valid(const oarlock_column_mask* mask) {
+    if (mask == nullptr || mask->num_masks < 0 || mask->seqlen_q < 0 || mask->seqlen_k < 0) {
+        return false;
+    }
+    const int32_t n = mask->num_bounds;
+    return mask->causal ? n == 1 || n == 2 : n == 2 || n == 4;
+}
+
 inline RowInterval clipped(int64_t begin, int64_t end, int64_t seqlen_q) {
     begin = std::clamp<int64_t>(begin, 0, seqlen_q);
     end = std::clamp<int64_t>(end, begin, seqlen_q);

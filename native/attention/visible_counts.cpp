@@ -10,14 +10,6 @@
 namespace oarlock {
 namespace {
 
-bool is_valid(const oarlock_column_mask* mask) {
-    if (mask == nullptr || mask->num_masks < 0 || mask->seqlen_q < 0 || mask->seqlen_k < 0) {
-        return false;
-    }
-    const int32_t n = mask->num_bounds;
-    return mask->causal ? n == 1 || n == 2 : n == 2 || n == 4;
-}
-
 // Each visible interval adds +1 at its first row and -1 after its last; the running sum is the count of the row.
 void count_rows(const oarlock_column_mask& mask, int64_t index, int64_t* counts) {
     std::vector<int64_t> steps(static_cast<size_t>(mask.seqlen_q) + 1, 0);
@@ -79,6 +71,22 @@ oarlock_status oarlock_mask_visible_per_row(const oarlock_column_mask* mask, int
         }
     }
     return worst;
+}
+
+oarlock_status oarlock_mask_visible_per_key(const oarlock_column_mask* mask, int64_t index, int64_t row_begin,
+                                            int64_t row_end, int64_t* counts) {
+    if (!oarlock::is_valid(mask) || index < 0 || index >= mask->num_masks) {
+        return OARLOCK_INVALID_ARGUMENT;
+    }
+    for (int64_t key = 0; key < mask->seqlen_k; ++key) {
+        int64_t visible = 0;
+        for (const oarlock::RowInterval& rows : oarlock::visible_intervals(*mask, index, key)) {
+            const int64_t overlap = std::min(rows.end, row_end) - std::max(rows.begin, row_begin);
+            visible += std::max<int64_t>(overlap, 0);
+        }
+        counts[key] = visible;
+    }
+    return OARLOCK_OK;
 }
 
 oarlock_status oarlock_mask_visible_per_tile(const oarlock_column_mask* mask, int64_t block_q, int64_t block_k,

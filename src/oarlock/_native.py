@@ -17,7 +17,7 @@ from pathlib import Path
 import torch  # first: it brings the OpenMP runtime that the core shares with it
 from torch import Tensor
 
-ABI = 1
+ABI = 2
 
 _LIBRARY_NAME = "liboarlock.dylib" if sys.platform == "darwin" else "liboarlock.so"
 
@@ -42,6 +42,18 @@ _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "oarlock_mask_visible_per_tile": (
         ctypes.c_int,
         [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int32],
+    ),
+    "oarlock_mask_visible_per_key": (
+        ctypes.c_int,
+        [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p],
+    ),
+    "oarlock_mask_row_spans": (
+        ctypes.c_int,
+        [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32],
+    ),
+    "oarlock_mask_bias": (
+        ctypes.c_int,
+        [ctypes.c_void_p, *[ctypes.c_int64] * 5, ctypes.c_void_p],
     ),
 }
 
@@ -164,3 +176,54 @@ def mask_visible_per_tile(bounds: Tensor, *, causal: bool, seqlen_q: int, block_
         *(ctypes.byref(mask), block_q, block_k, counts.data_ptr(), torch.get_num_threads()),
     )
     return counts
+
+
+def mask_visible_per_key(bounds: Tensor, *, causal: bool, seqlen_q: int, index: int, rows: tuple[int, int]) -> Tensor:
+    """Number of the rows ``[rows[0], rows[1])`` that see each key of mask ``index``.
+
+    Args: as :func:`mask_visible_per_row`.
+
+    Returns:
+        int64 [Sk].
+    """
+    mask = _column_mask(bounds, causal, seqlen_q)
+    counts = torch.empty(bounds.shape[1], dtype=torch.int64)
+    _call("oarlock_mask_visible_per_key", ctypes.byref(mask), index, *rows, counts.data_ptr())
+    return counts
+
+
+def mask_row_spans(bounds: Tensor, *, causal: bool, seqlen_q: int) -> tuple[Tensor, Tensor]:
+    """First visible key of each row, and one past the last; both 0 for a row that sees nothing.
+
+    Args: as :func:`mask_visible_per_row`.
+
+    Returns:
+        two int64 [M, Sq].
+    """
+    mask = _column_mask(bounds, causal, seqlen_q)
+    first = torch.empty(bounds.shape[0], seqlen_q, dtype=torch.int64)
+    last = torch.empty_like(first)
+    _call(
+        "oarlock_mask_row_spans",
+        *(ctypes.byref(mask), first.data_ptr(), last.data_ptr(), torch.get_num_threads()),
+    )
+    return first, last
+
+
+def mask_bias(
+    bounds: Tensor, *, causal: bool, seqlen_q: int, index: int, rows: tuple[int, int], keys: tuple[int, int]
+) -> Tensor:
+    """Additive form of a rectangle of mask ``index``: 0 where a row sees a key, -inf elsewhere.
+
+    Args: as :func:`mask_visible_per_row`; ``rows`` and ``keys`` are half-open ranges inside the mask.
+
+    Returns:
+        float32 [rows, keys].
+    """
+    mask = _column_mask(bounds, causal, seqlen_q)
+    for name, (begin, end), size in (("rows", rows, seqlen_q), ("keys", keys, bounds.shape[1])):
+        if not 0 <= begin <= end <= size:
+            raise ValueError(f"{name} must be a range inside [0, {size}), got {(begin, end)}")
+    bias = torch.empty(rows[1] - rows[0], keys[1] - keys[0], dtype=torch.float32)
+    _call("oarlock_mask_bias", ctypes.byref(mask), index, *rows, *keys, bias.data_ptr())
+    return bias
