@@ -43,6 +43,7 @@ def full_page(text: str) -> str:
     page.paragraph(text)
     page.facts([(text, text, text)])
     page.table([(text, 1)], header=(text, text))
+    page.panels([(text, [(text, text)])])
     page.code(text, title=text)
     page.quote(text)
     page.charts([line_chart([Series(text, [1, 2], [1, 2])] * 2, title=text, x_label=text, y_label=text)])
@@ -54,8 +55,8 @@ def test_hostile_text_adds_no_element_and_reads_back(text: str) -> None:
     harmless, hostile = Reader(full_page("harmless")), Reader(full_page(text))
     assert [tag for tag, _ in hostile.tags] == [tag for tag, _ in harmless.tags]
     assert all(not name.startswith("on") for _, attributes in hostile.tags for name in attributes)
-    # title twice (window, heading), subtitle, kicker, h2, p, facts x3, table x3, summary, code, quote: 14 or more
-    assert sum(part == text for part in hostile.text) >= 14
+    # title twice (window, heading), subtitle, kicker, h2 x2, p, facts x3, table x3, panel x2, summary, code, quote: 17
+    assert sum(part == text for part in hostile.text) >= 17
 
 
 @given(st.text(alphabet=st.characters(), max_size=40))

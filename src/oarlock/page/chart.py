@@ -192,7 +192,7 @@ def _legend(series: Sequence[Series]) -> str:
     parts, x = [], float(_WIDTH - _RIGHT)
     for index in reversed(range(len(series))):
         name = series[index].name
-        x -= 6.4 * len(name)
+        x -= 6.6 * len(name)
         parts.append(f'<text class="label" x="{x:.1f}" y="16">{escape(name)}</text>')
         faint = " faint" if series[index].faint else ""
         parts.append(f'<path class="line s{_color(series, index)}{faint}" d="M{x - 21:.1f} 12h15"/>')

@@ -69,6 +69,14 @@ class Page:
         body = "".join(line(row, "td") for row in cells)
         self._parts.append(f'<div class="scroll"><table>{head}<tbody>{body}</tbody></table></div>')
 
+    def panels(self, panels: Iterable[tuple[str, Iterable[tuple[object, object]]]]) -> None:
+        """Small tables of (name, value) under a heading each, side by side where there is room."""
+        blocks = []
+        for heading, rows in panels:
+            lines = "".join(f"<tr><td>{escape(name)}</td><td>{escape(value)}</td></tr>" for name, value in rows)
+            blocks.append(f"<section><h2>{escape(heading)}</h2><table><tbody>{lines}</tbody></table></section>")
+        self._parts.append(f'<div class="panels">{"".join(blocks)}</div>')
+
     def code(self, text: str, *, title: str | None = None, folded: bool = False) -> None:
         """A block of preformatted text; with a `title` it can be folded away."""
         block = f"<pre><code>{escape(text)}</code></pre>"
@@ -151,9 +159,12 @@ svg .tick,svg .label{fill:var(--muted);font-size:11.5px}
 .band:hover .axis,.band:hover .dot{visibility:visible}
 .scroll{overflow-x:auto}
 table{border-collapse:collapse;font-variant-numeric:tabular-nums}
-th,td{padding:6px 36px 6px 0;border-bottom:1px solid var(--line);text-align:left;vertical-align:top}
+th,td{padding:6px 32px 6px 0;border-bottom:1px solid var(--line);text-align:left;vertical-align:top}
 th{color:var(--muted);font-size:13px;font-weight:500;white-space:nowrap}
 td:first-child{white-space:nowrap}
+.panels{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(300px,100%),1fr));gap:0 44px}
+.panels table{width:100%}
+.panels td+td{text-align:right;overflow-wrap:anywhere}
 .number{text-align:right}
 th:last-child,td:last-child{padding-right:0}
 pre{margin:12px 0;padding:14px 18px;background:var(--panel);border:1px solid var(--line);border-radius:8px;

@@ -1,0 +1,230 @@
+"""The report of a run: one HTML page made from what the run wrote, at its end or while it goes on.
+
+    write_report("runs/default")          # reads metrics.jsonl and config.toml, writes report.html
+
+Events of `metrics.jsonl` that it shows beside the curves:
+
+    start    environment (dict), total_steps, parameters, and other plain values about the model
+    data     plain values about the corpus and its packing, such as documents_per_sequence and mask_density
+    sample   text, prompt
+    end      reason; a run without one is shown as not finished, and its page reloads itself
+    others   as rows of a table, except checkpoint
+"""
+
+import math
+import os
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from oarlock.page import Page, Series, line_chart
+from oarlock.train.metrics import read_metrics
+from oarlock.train.progress import format_bytes, format_count, format_duration
+
+__all__ = ["smooth", "write_report"]
+
+Records = list[dict[str, Any]]
+_REFRESH_SECONDS = 30
+_MAX_EVENTS = 20
+
+
+def write_report(run_dir: str | os.PathLike[str], *, sample: str | None = None) -> Path:
+    """Write `report.html` into the folder of a run, atomically; a running run can be reported at any time.
+
+    Args:
+        run_dir: folder with `metrics.jsonl` and, if there, `config.toml`.
+        sample: generated text to show; by default that of the last `sample` event.
+
+    Returns:
+        Path of the page.
+
+    Raises:
+        FileNotFoundError: no metrics in the folder.
+    """
+    run_dir = Path(run_dir)
+    records = read_metrics(run_dir)
+    train = [r for r in records if r["kind"] == "train"]
+    evals = [r for r in records if r["kind"] == "eval"]
+    events = [r for r in records if r["kind"] == "event"]
+    start, data, end = (_last_event(events, name) for name in ("start", "data", "end"))
+
+    page = Page(
+        run_dir.resolve().name,
+        subtitle=_subtitle(records, start, end),
+        kicker="Oarlock training report",
+        refresh_seconds=None if end else _REFRESH_SECONDS,
+    )
+    if facts := _facts(train, evals, start):
+        page.facts(facts)
+    if charts := _charts(train, evals):
+        page.heading("Curves")
+        page.charts(charts)
+    sampled = _last_event(events, "sample")
+    if text := sample or sampled.get("prompt", "") + sampled.get("text", ""):
+        page.heading("Sample")
+        page.quote(text)
+    panels = [("Data", data), ("Model", start), ("Environment", start.get("environment", {}))]
+    page.panels(
+        (heading, [(_label(k), _value(k, v)) for k, v in content.items() if k not in _HIDDEN])
+        for heading, content in panels
+        if set(content) - _HIDDEN
+    )
+    if rows := _event_rows(events):
+        page.heading("Events")
+        page.table(rows, header=("Step", "Event", "Details"))
+    config = run_dir / "config.toml"
+    if config.is_file():
+        page.heading("Configuration")
+        page.code(config.read_text(encoding="utf-8", errors="replace").strip(), title=config.name, folded=True)
+    return page.write(run_dir / "report.html")
+
+
+def smooth(values: Sequence[float], width: int) -> list[float]:
+    """Moving mean over up to `width` values before and after each, as many after as before.
+
+    The window shrinks towards the start, so the mean follows a steep beginning without a lag; at the end it looks back
+    only. Values that are not finite do not count and stay in their place.
+    """
+    sums, counts = [0.0], [0]
+    for value in values:
+        good = math.isfinite(value)
+        sums.append(sums[-1] + (value if good else 0.0))
+        counts.append(counts[-1] + good)
+    out = []
+    for i, value in enumerate(values):
+        left = min(i, width)
+        begin, end = i - left, i + min(left, len(values) - 1 - i) + 1
+        out.append((sums[end] - sums[begin]) / (counts[end] - counts[begin]) if math.isfinite(value) else value)
+    return out
+
+
+def _subtitle(records: Records, start: dict[str, Any], end: dict[str, Any]) -> str:
+    step = max((r["step"] for r in records), default=0)
+    total = start.get("total_steps")
+    done = f"{step:,} of {total:,} steps" if total else f"{step:,} steps"
+    parameters = f"{format_count(start['parameters'])} parameters, " if "parameters" in start else ""
+    state = f"ended: {end['reason']}" if end.get("reason") else "ended" if end else "not finished"
+    return f"{parameters}{done}, {state}"
+
+
+def _facts(train: Records, evals: Records, start: dict[str, Any]) -> list[tuple[str, str, str]]:
+    facts: list[tuple[str, str, str]] = []
+    scored = [r for r in evals if _is_finite(r.get("bits_per_byte"))]
+    if scored:
+        best = min(scored, key=lambda r: r["bits_per_byte"])
+        note = f"best {best['bits_per_byte']:.4f} at step {best['step']:,}" if best is not scored[-1] else "the best"
+        facts.append(("Bits per byte", f"{scored[-1]['bits_per_byte']:.4f}", f"validation, {note}"))
+    if losses := _column(train, "loss"):
+        facts.append(("Training loss", f"{smooth(losses, _width(losses))[-1]:.3f}", "nats per token, smoothed"))
+    if seconds := _column(train + evals, "seconds"):
+        facts.append(("Time", format_duration(max(seconds)), ""))
+    if tokens := _column(train, "tokens"):
+        rates = [v for v in _column(train, "tokens_per_second") if math.isfinite(v)]
+        note = f"{format_count(statistics.median(rates))} per second" if rates else ""
+        facts.append(("Tokens", format_count(max(tokens)), note))
+    flops = _column(train, "flops")
+    shares = [v for v in _column(train, "mm_share") if math.isfinite(v)]
+    if flops:
+        note = f"{100 * statistics.median(shares):.0f} % of the matmul peak" if shares else ""
+        facts.append(("Model FLOPs", _scientific(max(flops)), note))
+    if memory := _column(train, "memory_bytes"):
+        facts.append(("Peak memory", format_bytes(max(memory)), ""))
+    return facts
+
+
+def _charts(train: Records, evals: Records) -> list[str]:
+    charts = []
+    steps = [r["step"] for r in train]
+    if losses := _column(train, "loss", keep_gaps=True):
+        series = [
+            Series("training", steps, losses, faint=True, color=0),
+            Series("smoothed", steps, smooth(losses, _width(losses)), color=0),
+        ]
+        if checks := _column(evals, "loss", keep_gaps=True):
+            series.append(Series("validation", [r["step"] for r in evals], checks, points=True, color=1))
+        charts.append(line_chart(series, title="Loss", y_label="nats per token"))
+    if scores := _column(evals, "bits_per_byte", keep_gaps=True):
+        series = [Series("validation", [r["step"] for r in evals], scores, points=True, color=1)]
+        charts.append(line_chart(series, title="Bits per byte", y_label="validation"))
+    for name, title, unit, log_y, is_noisy in (
+        ("lr", "Learning rate", "", False, False),
+        ("grad_norm", "Gradient norm", "before clipping", True, True),
+        ("tokens_per_second", "Throughput", "tokens per second", False, True),
+        ("mm_share", "Share of the matmul peak", "", False, True),
+    ):
+        values = _column(train, name, keep_gaps=True)
+        if not values:
+            continue
+        series = [Series("each step", steps, values, faint=is_noisy, color=0)]
+        if is_noisy:
+            series.append(Series("smoothed", steps, smooth(values, _width(values)), color=0))
+        charts.append(line_chart(series, title=title, y_label=unit, log_y=log_y))
+    return charts
+
+
+def _event_rows(events: Records) -> list[tuple[str, str, str]]:
+    rows = []
+    for event in events:
+        if event.get("event") in ("start", "data", "sample", "checkpoint"):
+            continue
+        details = ", ".join(f"{_label(k)} {_value(k, v)}" for k, v in event.items() if k not in _HIDDEN)
+        rows.append((f"{event['step']:,}", str(event.get("event", "")), details))
+    return rows[-_MAX_EVENTS:]
+
+
+_HIDDEN = {"kind", "step", "event", "environment", "total_steps"}
+
+
+def _last_event(events: Records, name: str) -> dict[str, Any]:
+    """The last event of that name, {} without one. A run that was resumed after its end has not ended."""
+    for event in reversed(events):
+        if event.get("event") == name:
+            return event
+        if name == "end" and event.get("event") in ("start", "resume"):
+            break
+    return {}
+
+
+def _column(records: Records, name: str, *, keep_gaps: bool = False) -> list[float]:
+    """The numbers under `name`; with `keep_gaps` one per record, NaN where there is none, or [] if there is none."""
+    values = [float(v) if isinstance(v := r.get(name), (int, float)) else math.nan for r in records]
+    if all(math.isnan(v) for v in values):
+        return []
+    return values if keep_gaps else [v for v in values if not math.isnan(v)]
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, (int, float)) and math.isfinite(value)
+
+
+def _width(values: Sequence[float]) -> int:
+    """Half a smoothing window that follows the length of the run: 4 % of it, 50 steps at most."""
+    return min(50, len(values) // 25)
+
+
+def _label(name: str) -> str:
+    text = name.removesuffix("_bytes").replace("_", " ").replace("flops", "FLOPs")
+    return text if text in ("oarlock", "torch") else text[:1].upper() + text[1:]
+
+
+def _value(name: str, value: Any) -> str:
+    if name.endswith("_bytes") and isinstance(value, (int, float)):
+        return format_bytes(value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:.4g}" if 1e-4 <= abs(value) < 1e6 or value == 0 else _scientific(value)
+    if isinstance(value, dict):
+        return ", ".join(f"{_label(k)} {_value(k, v)}" for k, v in value.items())
+    if isinstance(value, list):
+        return ", ".join(_value(name, v) for v in value)
+    return str(value)
+
+
+def _scientific(value: float) -> str:
+    """2.53e7 instead of 2.53e+07."""
+    mantissa, _, exponent = f"{value:.2e}".partition("e")
+    return f"{mantissa}e{int(exponent)}" if exponent else mantissa
