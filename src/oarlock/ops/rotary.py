@@ -1,0 +1,128 @@
+"""Rotary position embedding (RoPE): tables from position ids, and the rotation.
+
+B batch, S sequence, H heads, D head dim.
+"""
+
+# pyright: reportIncompatibleMethodOverride=false
+# (torch types `backward(ctx, *grads)`; the overrides name their gradients)
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from oarlock.ops.precision import compute_dtype
+
+ROPE_TYPES = ("default", "linear", "llama3")
+
+
+def rope_tables(
+    position_ids: Tensor, head_dim: int, theta: float, scaling: Mapping[str, Any] | None = None
+) -> tuple[Tensor, Tensor]:
+    """cos and sin of position · frequency, with frequency_i = theta^(-2i / D) before scaling.
+
+    Args:
+        position_ids: [B, S] integers; they may restart at each packed document.
+        head_dim: D, even.
+        theta: base of the frequencies.
+        scaling: Hugging Face's `rope_scaling` fields: `rope_type` one of default, linear (`factor`), llama3 (`factor`,
+            `low_freq_factor`, `high_freq_factor`, `original_max_position_embeddings`). None means default.
+
+    Returns:
+        (cos, sin), each float32 [B, S, D / 2]. Compute them once per forward pass and share them between layers.
+
+    Raises:
+        ValueError: odd head_dim or a rope_type that is not supported.
+
+    Source: Su et al., "RoFormer", 2021; transformers `modeling_rope_utils.py` for the scaling kinds.
+    """
+    frequency_D = rope_frequencies(head_dim, theta, scaling, device=position_ids.device)
+    angle_BSD = position_ids.unsqueeze(-1).to(torch.float32) * frequency_D
+    return angle_BSD.cos(), angle_BSD.sin()
+
+
+def rope_frequencies(
+    head_dim: int, theta: float, scaling: Mapping[str, Any] | None = None, *, device: torch.device | None = None
+) -> Tensor:
+    """The D / 2 angular frequencies in radians per position, float32 (see `rope_tables`)."""
+    if head_dim % 2:
+        raise ValueError(f"RoPE rotates pairs, so head_dim must be even; got {head_dim}")
+    exponent = torch.arange(0, head_dim, 2, dtype=torch.float32, device=device) / head_dim
+    frequency = 1.0 / (theta**exponent)
+    kind = "default" if scaling is None else scaling["rope_type"]
+    if scaling is None or kind == "default":
+        return frequency
+    if kind == "linear":
+        return frequency / scaling["factor"]
+    if kind == "llama3":
+        return _llama3(frequency, scaling)
+    raise ValueError(f"rope_type {kind!r} is not supported; supported: {', '.join(ROPE_TYPES)}")
+
+
+def _llama3(frequency: Tensor, scaling: Mapping[str, Any]) -> Tensor:
+    """Slow waves are stretched by `factor`, fast ones kept, those between interpolated."""
+    factor, low, high = scaling["factor"], scaling["low_freq_factor"], scaling["high_freq_factor"]
+    context = scaling["original_max_position_embeddings"]
+    wavelength = 2 * math.pi / frequency
+    smooth = (context / wavelength - low) / (high - low)
+    interpolated = (1 - smooth) * frequency / factor + smooth * frequency
+    stretched = torch.where(wavelength > context / low, frequency / factor, interpolated)
+    return torch.where(wavelength < context / high, frequency, stretched)
+
+
+def rope(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False) -> Tensor:
+    """Rotate each pair (a, b) of the head dim: (a · cos - b · sin, b · cos + a · sin).
+
+    Args:
+        x: [B, S, H, D], floating; half types are computed in float32.
+        cos: float32 [B or 1, S, D / 2] from `rope_tables`.
+        sin: same shape.
+        interleaved: pairs are (x[2i], x[2i + 1]) as in ERNIE 4.5; otherwise (x[i], x[i + D / 2]) as in Llama, Qwen.
+
+    Returns:
+        [B, S, H, D] in x's dtype.
+    """
+    return _Rope.apply(x, cos, sin, interleaved)
+
+
+def rope_reference(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False) -> Tensor:
+    """`rope` as its formula reads."""
+    cos, sin = cos.unsqueeze(2), sin.unsqueeze(2)
+    if interleaved:
+        a, b = x[..., 0::2], x[..., 1::2]
+        return torch.stack((a * cos - b * sin, b * cos + a * sin), dim=-1).flatten(-2).to(x.dtype)
+    a, b = x.chunk(2, dim=-1)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(x.dtype)
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, direction: int) -> Tensor:
+    """Rotation by direction · angle, direction ±1."""
+    dtype = compute_dtype(x.dtype)
+    x_f = x.to(dtype)
+    cos, sin = cos.unsqueeze(2).to(dtype), sin.unsqueeze(2).to(dtype)
+    if interleaved:
+        turn = torch.complex(cos, sin if direction > 0 else -sin)
+        pairs = torch.view_as_complex(x_f.contiguous().unflatten(-1, (-1, 2)))
+        return torch.view_as_real(pairs * turn).flatten(-2).to(x.dtype)
+    half = x.shape[-1] // 2
+    y = (x_f.unflatten(-1, (2, half)) * cos.unsqueeze(-2)).flatten(-2)
+    y[..., :half].addcmul_(x_f[..., half:], sin, value=-direction)
+    y[..., half:].addcmul_(x_f[..., :half], sin, value=direction)
+    return y.to(x.dtype)
+
+
+class _Rope(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        ctx.interleaved = interleaved
+        return _rotate(x, cos, sin, interleaved, +1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None, None]:
+        cos, sin = ctx.saved_tensors
+        return _rotate(dy, cos, sin, ctx.interleaved, -1), None, None, None
