@@ -1,0 +1,6 @@
+"""Column-sparse attention (FlashMask) on plain tensors: `flashmask_attention` and its masks."""
+
+from oarlock.attention.flashmask import flashmask_attention
+from oarlock.attention.masks import ColumnMask
+
+__all__ = ["ColumnMask", "flashmask_attention"]

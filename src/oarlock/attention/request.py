@@ -1,0 +1,26 @@
+"""What a backend must know about a call to decide whether it applies, and where backends register."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+OP = "flashmask_attention"
+"""Name of the operation in the registry of providers.
+
+A provider is called as ``f(query, key, value, mask, *, scale, block_mask) -> (out, lse)`` with query [B, Sq, Hq, D],
+key [B, Sk, Hk, D], value [B, Sk, Hk, Dv] of one dtype, a ColumnMask on their device with batch 1 or B and 1, Hk or Hq
+heads, and block_mask None or bool [B or 1, Hm, ceil(Sq / 128), ceil(Sk / 128)] (True = keep). It returns out
+[B, Sq, Hq, Dv] and the natural-log lse [B, Hq, Sq] (float64 for float64 inputs, else float32), both differentiable;
+a row without visible keys has out 0 and lse -inf.
+"""
+
+
+@dataclass(frozen=True)
+class AttentionRequest:
+    """The properties of a call that decide which backends apply."""
+
+    device: torch.device
+    dtype: torch.dtype
+    has_block_mask: bool = False
