@@ -15,7 +15,7 @@
 #endif
 
 /* Raised with every change of this header; the Python side refuses another number. */
-#define OARLOCK_ABI 2
+#define OARLOCK_ABI 3
 
 #ifdef __cplusplus
 extern "C" {
@@ -29,6 +29,13 @@ typedef enum oarlock_status {
 
 OARLOCK_API int32_t oarlock_abi(void);
 OARLOCK_API const char* oarlock_version(void);
+
+/* Instruction set of the kernels: "baseline", "avx2" or "avx512". The environment variable OARLOCK_ISA, read once, names
+ * another; null if that is unknown or the CPU lacks it. */
+OARLOCK_API const char* oarlock_isa(void);
+
+/* Freed memory stays with the process, for all later allocations (glibc only). 1 if that worked, else 0. */
+OARLOCK_API int32_t oarlock_keep_freed_memory(void);
 
 /* ---- attention: column masks ---------------------------------------------------------------------------------------
  * bounds is int32 [num_masks, seqlen_k, num_bounds]; the masked rows of a column with bounds r0..r3 are
@@ -65,6 +72,31 @@ OARLOCK_API oarlock_status oarlock_mask_row_spans(const oarlock_column_mask* mas
  * [row_end - row_begin, key_end - key_begin]. */
 OARLOCK_API oarlock_status oarlock_mask_bias(const oarlock_column_mask* mask, int64_t index, int64_t row_begin,
                                              int64_t row_end, int64_t key_begin, int64_t key_end, float* bias);
+
+/* ---- ops: float kernels of a decoder layer -------------------------------------------------------------------------
+ * A NaN or infinity of a row reaches that row's results. Results do not depend on num_threads. */
+
+/* y = weight * t / rms(t), t = x + update, rms = sqrt(mean(t^2) + eps). x, update, total, y: [num_rows, width]; weight
+ * [width]; inverse_rms [num_rows]. update and total are both null to normalise x itself. */
+OARLOCK_API oarlock_status oarlock_rms_norm(const float* x, const float* update, const float* weight, float eps,
+                                            float* total, float* y, float* inverse_rms, int64_t num_rows,
+                                            int64_t width, int32_t num_threads);
+
+/* dx = gradient of x through y, plus dtotal where that is not null; x is what was normalised. */
+OARLOCK_API oarlock_status oarlock_rms_norm_backward(const float* dy, const float* dtotal, const float* x,
+                                                     const float* weight, const float* inverse_rms, float* dx,
+                                                     float* dweight, int64_t num_rows, int64_t width,
+                                                     int32_t num_threads);
+
+/* y = gate / (1 + exp(-gate)) * up. Row r of an operand starts at data + r * stride and has `width` floats. */
+OARLOCK_API oarlock_status oarlock_swiglu(const float* gate, int64_t gate_stride, const float* up, int64_t up_stride,
+                                          float* y, int64_t y_stride, int64_t num_rows, int64_t width,
+                                          int32_t num_threads);
+
+OARLOCK_API oarlock_status oarlock_swiglu_backward(const float* dy, int64_t dy_stride, const float* gate,
+                                                   int64_t gate_stride, const float* up, int64_t up_stride,
+                                                   float* dgate, int64_t dgate_stride, float* dup, int64_t dup_stride,
+                                                   int64_t num_rows, int64_t width, int32_t num_threads);
 
 #ifdef __cplusplus
 }

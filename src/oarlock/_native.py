@@ -17,7 +17,7 @@ from pathlib import Path
 import torch  # first: it brings the OpenMP runtime that the core shares with it
 from torch import Tensor
 
-ABI = 2
+ABI = 3
 
 _LIBRARY_NAME = "liboarlock.dylib" if sys.platform == "darwin" else "liboarlock.so"
 
@@ -35,6 +35,8 @@ class _ColumnMask(ctypes.Structure):
 
 _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "oarlock_version": (ctypes.c_char_p, []),
+    "oarlock_isa": (ctypes.c_char_p, []),
+    "oarlock_keep_freed_memory": (ctypes.c_int32, []),
     "oarlock_mask_visible_per_row": (
         ctypes.c_int,
         [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32],
@@ -54,6 +56,22 @@ _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "oarlock_mask_bias": (
         ctypes.c_int,
         [ctypes.c_void_p, *[ctypes.c_int64] * 5, ctypes.c_void_p],
+    ),
+    "oarlock_rms_norm": (
+        ctypes.c_int,
+        [*[ctypes.c_void_p] * 3, ctypes.c_float, *[ctypes.c_void_p] * 3, *[ctypes.c_int64] * 2, ctypes.c_int32],
+    ),
+    "oarlock_rms_norm_backward": (
+        ctypes.c_int,
+        [*[ctypes.c_void_p] * 7, *[ctypes.c_int64] * 2, ctypes.c_int32],
+    ),
+    "oarlock_swiglu": (
+        ctypes.c_int,
+        [*[ctypes.c_void_p, ctypes.c_int64] * 3, *[ctypes.c_int64] * 2, ctypes.c_int32],
+    ),
+    "oarlock_swiglu_backward": (
+        ctypes.c_int,
+        [*[ctypes.c_void_p, ctypes.c_int64] * 5, *[ctypes.c_int64] * 2, ctypes.c_int32],
     ),
 }
 
@@ -95,12 +113,34 @@ def library() -> ctypes.CDLL:
     for name, (restype, argtypes) in _SIGNATURES.items():
         function = getattr(lib, name)
         function.restype, function.argtypes = restype, argtypes
+    if not lib.oarlock_isa():
+        raise ImportError(
+            f"OARLOCK_ISA={os.environ['OARLOCK_ISA']!r} is not an instruction set of this CPU that the core knows; "
+            "use baseline, avx2 or avx512, or unset it for the best one"
+        )
     return lib
 
 
 def version() -> str:
     """Version of the package that the loaded core was built for (``"unversioned"`` for a plain CMake build)."""
     return library().oarlock_version().decode()
+
+
+def isa() -> str:
+    """Instruction set of the core's kernels: ``"baseline"``, ``"avx2"`` or ``"avx512"`` (OARLOCK_ISA forces one)."""
+    return library().oarlock_isa().decode()
+
+
+def keep_freed_memory() -> bool:
+    """Lets this process keep the memory that it frees, for its own later allocations.
+
+    The C library otherwise returns large blocks at once, and each new tensor of some MB pays a page fault per 4 KiB.
+    Memory use then stays at its peak. Acts on later allocations; cannot be undone.
+
+    Returns:
+        whether the C library can do it (glibc only).
+    """
+    return bool(library().oarlock_keep_freed_memory())
 
 
 def check_tensor(tensor: Tensor, name: str, *, dtype: torch.dtype, shape: Sequence[int | None]) -> None:
@@ -126,7 +166,12 @@ def check_tensor(tensor: Tensor, name: str, *, dtype: torch.dtype, shape: Sequen
         raise ValueError(f"{name} must be contiguous, got strides {tensor.stride()}; call .contiguous() first")
 
 
-def _call(name: str, *arguments: object) -> None:
+def call(name: str, *arguments: object) -> None:
+    """Calls a function of the core that returns a status.
+
+    Raises:
+        RuntimeError: it failed.
+    """
     status = getattr(library(), name)(*arguments)
     if status:
         raise RuntimeError(f"{name} failed: {_FAILURES.get(status, f'status {status}')}")
@@ -155,7 +200,7 @@ def mask_visible_per_row(bounds: Tensor, *, causal: bool, seqlen_q: int) -> Tens
     """
     mask = _column_mask(bounds, causal, seqlen_q)
     counts = torch.empty(bounds.shape[0], seqlen_q, dtype=torch.int64)
-    _call("oarlock_mask_visible_per_row", ctypes.byref(mask), counts.data_ptr(), torch.get_num_threads())
+    call("oarlock_mask_visible_per_row", ctypes.byref(mask), counts.data_ptr(), torch.get_num_threads())
     return counts
 
 
@@ -171,7 +216,7 @@ def mask_visible_per_tile(bounds: Tensor, *, causal: bool, seqlen_q: int, block_
     if block_q < 1 or block_k < 1:
         raise ValueError(f"block_q and block_k must be positive, got {block_q} and {block_k}")
     counts = torch.empty(bounds.shape[0], -(-seqlen_q // block_q), -(-bounds.shape[1] // block_k), dtype=torch.int64)
-    _call(
+    call(
         "oarlock_mask_visible_per_tile",
         *(ctypes.byref(mask), block_q, block_k, counts.data_ptr(), torch.get_num_threads()),
     )
@@ -188,7 +233,7 @@ def mask_visible_per_key(bounds: Tensor, *, causal: bool, seqlen_q: int, index: 
     """
     mask = _column_mask(bounds, causal, seqlen_q)
     counts = torch.empty(bounds.shape[1], dtype=torch.int64)
-    _call("oarlock_mask_visible_per_key", ctypes.byref(mask), index, *rows, counts.data_ptr())
+    call("oarlock_mask_visible_per_key", ctypes.byref(mask), index, *rows, counts.data_ptr())
     return counts
 
 
@@ -203,7 +248,7 @@ def mask_row_spans(bounds: Tensor, *, causal: bool, seqlen_q: int) -> tuple[Tens
     mask = _column_mask(bounds, causal, seqlen_q)
     first = torch.empty(bounds.shape[0], seqlen_q, dtype=torch.int64)
     last = torch.empty_like(first)
-    _call(
+    call(
         "oarlock_mask_row_spans",
         *(ctypes.byref(mask), first.data_ptr(), last.data_ptr(), torch.get_num_threads()),
     )
@@ -225,5 +270,5 @@ def mask_bias(
         if not 0 <= begin <= end <= size:
             raise ValueError(f"{name} must be a range inside [0, {size}), got {(begin, end)}")
     bias = torch.empty(rows[1] - rows[0], keys[1] - keys[0], dtype=torch.float32)
-    _call("oarlock_mask_bias", ctypes.byref(mask), index, *rows, *keys, bias.data_ptr())
+    call("oarlock_mask_bias", ctypes.byref(mask), index, *rows, *keys, bias.data_ptr())
     return bias
