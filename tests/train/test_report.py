@@ -34,9 +34,10 @@ class Text(HTMLParser):
 
 def record(folder: Path, *, steps: int = 40, ended: bool = True) -> None:
     with MetricsLog(folder, tensorboard=False) as log:
-        log.write("event", 0, event="start", environment=environment(), total_steps=40, parameters=4_212_992)
-        log.write("event", 0, event="data", documents_per_sequence=2.31, mask_density=0.312)
-        log.write("eval", 0, loss=8.0, bits_per_byte=3.5, seconds=1.0)
+        packing = {"documents_per_sequence": 2.31}
+        start = {"environment": environment(), "packing": packing, "mask_density": 0.312}
+        log.write("event", 0, event="start", num_steps=40, num_parameters=4_212_992, **start)
+        log.write("eval", 0, loss=8.0, bits_per_byte=3.5, evaluation_seconds=1.0)
         for step in range(1, steps + 1):
             log.write(
                 "train",
@@ -46,9 +47,9 @@ def record(folder: Path, *, steps: int = 40, ended: bool = True) -> None:
                 **{"mm_share": 0.5, "flops": 1e9 * step},
             )
             if step % 20 == 0:
-                log.write("eval", step, loss=3.0, bits_per_byte=1.9 if step == 20 else 2.0, seconds=2.0 * step)
+                log.write("eval", step, loss=3.0, bits_per_byte=1.9 if step == 20 else 2.0, evaluation_seconds=1.0)
         if ended:
-            log.write("event", steps, event="end", reason="all steps done")
+            log.write("event", steps, event="finished", signal="")
 
 
 def test_the_summary_is_that_of_the_metrics(tmp_path: Path) -> None:
@@ -58,10 +59,10 @@ def test_the_summary_is_that_of_the_metrics(tmp_path: Path) -> None:
     page = path.read_text(encoding="utf-8")
     text = Text(page)
     assert path == tmp_path / "my run" / "report.html"
-    assert "4.21M parameters, 40 of 40 steps, ended: all steps done" in text.parts
+    assert "4.21M parameters, 40 of 40 steps, finished" in text.parts
     for label, value, note in (
         ("Bits per byte", "2.0000", "validation, best 1.9000 at step 20"),
-        ("Time", "1m20s", "Tokens"),
+        ("Training time", "1m20s", "and 3s evaluating"),
         ("Tokens", "4.00k", "50.5 per second"),
         ("Model FLOPs", "4.00e10", "50 % of the matmul peak"),
         ("Peak memory", "1.00 GiB", "Curves"),
@@ -69,6 +70,7 @@ def test_the_summary_is_that_of_the_metrics(tmp_path: Path) -> None:
         assert (text.after(label), text.after(value)) == (value, note)
     assert text.after("Training loss") == f"{(8 / 39 + 8 / 40) / 2:.3f}"  # 4 % of 40 steps: one step back
     assert text.after("Mask density") == "0.312"
+    assert text.after("Documents per sequence") == "2.31"
     assert text.after("torch") == torch.__version__
     assert "To be\n<i>or not" in text.parts
     assert '[train]\nsample = "<b>&"' in text.parts
@@ -101,9 +103,27 @@ def test_a_run_that_goes_on_after_its_end_has_not_ended(tmp_path: Path) -> None:
     record(tmp_path)
     log = MetricsLog(tmp_path, tensorboard=False)
     log.resume(40)
-    log.write("event", 40, event="resume", checkpoint="checkpoints/step-40")
+    log.write("event", 40, event="resume", num_steps=80)
     log.close()
-    assert "40 of 40 steps, not finished" in write_report(tmp_path).read_text()
+    assert "40 of 80 steps, not finished" in write_report(tmp_path).read_text()
+
+
+@pytest.mark.parametrize(
+    ("event", "told"),
+    [
+        ({"event": "stopped", "signal": "SIGTERM"}, "stopped by SIGTERM"),
+        ({"event": "non_finite", "loss": math.nan}, "stopped by a loss that is not finite"),
+    ],
+)
+def test_an_early_end_is_told(tmp_path: Path, event: dict, told: str) -> None:
+    record(tmp_path, steps=7, ended=False)
+    log = MetricsLog(tmp_path, tensorboard=False)
+    log.resume(7)
+    log.write("event", 7, **event)
+    log.close()
+    page = write_report(tmp_path).read_text()
+    assert f"7 of 40 steps, {told}" in page
+    assert 'http-equiv="refresh"' not in page
 
 
 def test_hostile_texts_stay_texts(tmp_path: Path) -> None:
@@ -112,7 +132,7 @@ def test_hostile_texts_stay_texts(tmp_path: Path) -> None:
         log.write("event", 0, event="start", environment={hostile: hostile}, family=hostile)
         log.write("event", 1, event=hostile, note=hostile)
         log.write("event", 1, event="sample", prompt=hostile, text=hostile)
-        log.write("event", 1, event="end", reason=hostile)
+        log.write("event", 1, event="stopped", signal=hostile)
     (tmp_path / "config.toml").write_text(hostile)
     page = write_report(tmp_path).read_text()
     assert "<script" not in page

@@ -8,7 +8,7 @@ import torch
 
 from oarlock import __version__
 
-__all__ = ["environment", "memory_total", "num_cores", "processor_name"]
+__all__ = ["environment", "memory_available", "memory_total", "num_cores", "processor_name"]
 
 
 def environment(device: torch.device | str | None = None) -> dict[str, str | int]:
@@ -47,6 +47,17 @@ def num_cores() -> int:
 def memory_total() -> int:
     """Bytes of main memory."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def memory_available() -> int | None:
+    """Bytes that new work can take without swapping; None where the system does not say."""
+    try:
+        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except OSError:  # not Linux
+        pass
+    return None
 
 
 def processor_name() -> str:

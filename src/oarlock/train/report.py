@@ -4,11 +4,10 @@
 
 Events of `metrics.jsonl` that it shows beside the curves:
 
-    start    environment (dict), total_steps, parameters, and other plain values about the model
-    data     plain values about the corpus and its packing, such as documents_per_sequence and mask_density
-    sample   text, prompt
-    end      reason; a run without one is shown as not finished, and its page reloads itself
-    others   as rows of a table, except checkpoint
+    start, resume                    environment, packing, other dicts as tables of their own; num_steps; plain values
+    finished, stopped, non_finite    how the run ended; without one it is "not finished" and its page reloads itself
+    sample                           prompt, text
+    others                           as rows of a table
 """
 
 import math
@@ -27,6 +26,8 @@ __all__ = ["smooth", "write_report"]
 Records = list[dict[str, Any]]
 _REFRESH_SECONDS = 30
 _MAX_EVENTS = 20
+_BEGIN, _END = ("start", "resume"), ("finished", "stopped", "non_finite")
+_HIDDEN = {"kind", "step", "event", "num_steps"}
 
 
 def write_report(run_dir: str | os.PathLike[str], *, sample: str | None = None) -> Path:
@@ -47,7 +48,10 @@ def write_report(run_dir: str | os.PathLike[str], *, sample: str | None = None) 
     train = [r for r in records if r["kind"] == "train"]
     evals = [r for r in records if r["kind"] == "eval"]
     events = [r for r in records if r["kind"] == "event"]
-    start, data, end = (_last_event(events, name) for name in ("start", "data", "end"))
+    start: dict[str, Any] = {}
+    for event in events:
+        start |= event if event.get("event") in _BEGIN else {}
+    end = _last_event(events, _END, after=_BEGIN)
 
     page = Page(
         run_dir.resolve().name,
@@ -55,19 +59,20 @@ def write_report(run_dir: str | os.PathLike[str], *, sample: str | None = None) 
         kicker="Oarlock training report",
         refresh_seconds=None if end else _REFRESH_SECONDS,
     )
-    if facts := _facts(train, evals, start):
+    if facts := _facts(train, evals):
         page.facts(facts)
     if charts := _charts(train, evals):
         page.heading("Curves")
         page.charts(charts)
-    sampled = _last_event(events, "sample")
+    sampled = _last_event(events, ("sample",))
     if text := sample or sampled.get("prompt", "") + sampled.get("text", ""):
         page.heading("Sample")
         page.quote(text)
-    panels = [("Data", data), ("Model", start), ("Environment", start.get("environment", {}))]
+    tables = {"Run": {k: v for k, v in start.items() if not isinstance(v, dict)}}
+    tables |= {_label(k): v for k, v in start.items() if isinstance(v, dict)}
     page.panels(
         (heading, [(_label(k), _value(k, v)) for k, v in content.items() if k not in _HIDDEN])
-        for heading, content in panels
+        for heading, content in tables.items()
         if set(content) - _HIDDEN
     )
     if rows := _event_rows(events):
@@ -100,15 +105,15 @@ def smooth(values: Sequence[float], width: int) -> list[float]:
 
 
 def _subtitle(records: Records, start: dict[str, Any], end: dict[str, Any]) -> str:
-    step = max((r["step"] for r in records), default=0)
-    total = start.get("total_steps")
-    done = f"{step:,} of {total:,} steps" if total else f"{step:,} steps"
-    parameters = f"{format_count(start['parameters'])} parameters, " if "parameters" in start else ""
-    state = f"ended: {end['reason']}" if end.get("reason") else "ended" if end else "not finished"
-    return f"{parameters}{done}, {state}"
+    step, total = max((r["step"] for r in records), default=0), start.get("num_steps")
+    parts = [f"{format_count(start['num_parameters'])} parameters"] if "num_parameters" in start else []
+    parts.append(f"{step:,} of {total:,} steps" if total else f"{step:,} steps")
+    states = {"finished": "finished", "non_finite": "stopped by a loss that is not finite"}
+    parts.append(states.get(end["event"], f"stopped by {end.get('signal')}") if end else "not finished")
+    return ", ".join(parts)
 
 
-def _facts(train: Records, evals: Records, start: dict[str, Any]) -> list[tuple[str, str, str]]:
+def _facts(train: Records, evals: Records) -> list[tuple[str, str, str]]:
     facts: list[tuple[str, str, str]] = []
     scored = [r for r in evals if _is_finite(r.get("bits_per_byte"))]
     if scored:
@@ -117,8 +122,10 @@ def _facts(train: Records, evals: Records, start: dict[str, Any]) -> list[tuple[
         facts.append(("Bits per byte", f"{scored[-1]['bits_per_byte']:.4f}", f"validation, {note}"))
     if losses := _column(train, "loss"):
         facts.append(("Training loss", f"{smooth(losses, _width(losses))[-1]:.3f}", "nats per token, smoothed"))
-    if seconds := _column(train + evals, "seconds"):
-        facts.append(("Time", format_duration(max(seconds)), ""))
+    if seconds := _column(train, "seconds"):
+        evaluating = _column(evals, "evaluation_seconds")
+        note = f"and {format_duration(sum(evaluating))} evaluating" if evaluating else ""
+        facts.append(("Training time", format_duration(max(seconds)), note))
     if tokens := _column(train, "tokens"):
         rates = [v for v in _column(train, "tokens_per_second") if math.isfinite(v)]
         note = f"{format_count(statistics.median(rates))} per second" if rates else ""
@@ -166,22 +173,21 @@ def _charts(train: Records, evals: Records) -> list[str]:
 def _event_rows(events: Records) -> list[tuple[str, str, str]]:
     rows = []
     for event in events:
-        if event.get("event") in ("start", "data", "sample", "checkpoint"):
+        if event.get("event") in ("start", "sample"):
             continue
-        details = ", ".join(f"{_label(k)} {_value(k, v)}" for k, v in event.items() if k not in _HIDDEN)
+        hidden = event if event.get("event") in _BEGIN else _HIDDEN  # what a resumption carries is in the tables
+        shown = {k: v for k, v in event.items() if k not in hidden and v not in ("", None)}
+        details = ", ".join(f"{_label(k)} {_value(k, v)}" for k, v in shown.items())
         rows.append((f"{event['step']:,}", str(event.get("event", "")), details))
     return rows[-_MAX_EVENTS:]
 
 
-_HIDDEN = {"kind", "step", "event", "environment", "total_steps"}
-
-
-def _last_event(events: Records, name: str) -> dict[str, Any]:
-    """The last event of that name, {} without one. A run that was resumed after its end has not ended."""
+def _last_event(events: Records, names: Sequence[str], *, after: Sequence[str] = ()) -> dict[str, Any]:
+    """The last event of one of the names, {} if there is none, or none after the last event named in `after`."""
     for event in reversed(events):
-        if event.get("event") == name:
+        if event.get("event") in names:
             return event
-        if name == "end" and event.get("event") in ("start", "resume"):
+        if event.get("event") in after:
             break
     return {}
 
@@ -204,8 +210,9 @@ def _width(values: Sequence[float]) -> int:
 
 
 def _label(name: str) -> str:
-    text = name.removesuffix("_bytes").replace("_", " ").replace("flops", "FLOPs")
-    return text if text in ("oarlock", "torch") else text[:1].upper() + text[1:]
+    known = {"peak": "Matmul peak, FLOP/s", "oarlock": "oarlock", "torch": "torch"}
+    text = name.removeprefix("num_").removesuffix("_bytes").replace("_", " ").replace("flops", "FLOPs")
+    return known.get(name, text[:1].upper() + text[1:])
 
 
 def _value(name: str, value: Any) -> str:
