@@ -4,11 +4,9 @@ Every hash covers dtype, shape and bits, so `0.0` and `-0.0`, two NaN payloads, 
 tensor all differ. None of them is a signature: digest64 and md5 do not resist somebody who wants a collision.
 """
 
-from __future__ import annotations
-
 import hashlib
 from os import PathLike
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
@@ -19,7 +17,7 @@ Algorithm = Literal["digest64", "sha1", "md5"]
 CHUNK_WORDS = 4096  # 32 KiB: a block of chunks and the weights stay in a core's second-level cache
 _CHUNK_BYTES = 8 * CHUNK_WORDS
 _BLOCK_CHUNKS = 8
-_READ_BYTES = 4 << 20
+_READ_BYTES = 1 << 20
 _MULTIPLIER = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
 
@@ -77,7 +75,7 @@ class Digest64:
         self._pending = b""
         self._num_bytes = 0
 
-    def update(self, data: Any) -> Digest64:
+    def update(self, data: Any) -> Self:
         """Append `data` (bytes, memoryview, uint8 array: anything with a contiguous buffer). Returns self."""
         view = memoryview(data).cast("B")
         self._num_bytes += len(view)
@@ -173,12 +171,12 @@ def md5(tensor: Tensor) -> str:
 
 def _with_header(hasher: Any, tensor: Tensor) -> str:
     hasher.update(f"{_header(tensor)}\n".encode())
-    hasher.update(memoryview(tensor_bytes(tensor)))
+    hasher.update(tensor_bytes(tensor).data)
     return hasher.hexdigest()
 
 
 def file_digest(path: str | PathLike[str], algorithm: Algorithm = "digest64") -> str:
-    """Hash of a file's bytes in hexadecimal, read in blocks of 4 MiB.
+    """Hash of a file's bytes in hexadecimal, read in blocks of 1 MiB.
 
     `digest64` treats the file as the uint8 vector of its bytes; `sha1` and `md5` equal `sha1sum` and `md5sum`.
 

@@ -1,0 +1,191 @@
+"""Loading: everything is checked first (sizes, digests, manifest), tensors are read when asked for."""
+
+import difflib
+import json
+import warnings
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from oarlock.checkpoint.directory import list_checkpoints
+from oarlock.checkpoint.manifest import CheckpointError, Manifest, TensorEntry, read_manifest
+from oarlock.checkpoint.tensor_file import read_tensors
+from oarlock.digest import file_digest
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint on disk, opened by load_checkpoint.
+
+    `state` is the JSON state given to save_checkpoint, `world_size` the number of ranks that saved.
+    """
+
+    path: Path
+    step: int
+    world_size: int
+    state: Any
+    _manifest: Manifest = field(repr=False)
+
+    def groups(self, *, rank: int | None = None) -> list[str]:
+        """Names of the groups of tensors; with `rank`, of that rank's own groups."""
+        return list(self._table(rank))
+
+    def names(self, group: str, *, rank: int | None = None) -> list[str]:
+        """Names of the tensors of a group, in the order in which they were saved."""
+        return list(self._entries(group, rank))
+
+    def tensors(
+        self,
+        group: str,
+        *,
+        rank: int | None = None,
+        names: Collection[str] | None = None,
+        device: torch.device | str = "cpu",
+    ) -> dict[str, Tensor]:
+        """Read a group of tensors, or some of it.
+
+        Args:
+            group: as given to save_checkpoint.
+            rank: the rank whose `rank_tensors` are meant; None = the shared `tensors`.
+            names: tensors to read; None = all.
+            device: where the tensors are put.
+
+        Returns:
+            name -> tensor, new contiguous memory with the saved dtype, shape and bits; names that shared one tensor
+            when saved share one again.
+
+        Raises:
+            ValueError: no such group, name or rank; CheckpointError: a file changed since load_checkpoint.
+        """
+        entries = self._entries(group, rank)
+        wanted = list(entries) if names is None else list(names)
+        sources = {name: self._source(entries, group, name) for name in wanted}
+        by_file: dict[str, dict[str, TensorEntry]] = {}
+        for source in sources.values():
+            by_file.setdefault(entries[source].file, {})[source] = entries[source]
+        stored: dict[str, Tensor] = {}
+        for file, part in by_file.items():
+            read = read_tensors(self.path / file, part.items())
+            stored |= {name: tensor.to(device) for name, tensor in read.items()}
+        return {name: stored[source] for name, source in sources.items()}
+
+    def rank_state(self, rank: int) -> Any:
+        """The `rank_state` that a rank saved, None if it saved none."""
+        self._table(rank)
+        name = f"rank-{rank}.json"
+        return json.loads(self.file(name).read_bytes()) if name in self._manifest.files else None
+
+    def file(self, name: str) -> Path:
+        """Path of a file of the checkpoint, such as one given in `files`; ValueError if it has none of that name."""
+        if name not in self._manifest.files:
+            raise ValueError(f"{self.path}: {_unknown('file', name, self._manifest.files)}")
+        return self.path / name
+
+    def _table(self, rank: int | None) -> dict[str, dict[str, TensorEntry]]:
+        if rank is None:
+            return self._manifest.tensors
+        if not 0 <= rank < self.world_size:
+            raise ValueError(
+                f"{self.path} was saved by {self.world_size} ranks and has no state for rank {rank}; "
+                "resume with as many ranks, or start this rank's own state anew"
+            )
+        return self._manifest.rank_tensors[rank]
+
+    def _entries(self, group: str, rank: int | None) -> dict[str, TensorEntry]:
+        table = self._table(rank)
+        if group not in table:
+            raise ValueError(f"{self.path}: {_unknown('group of tensors', group, table)}")
+        return table[group]
+
+    def _source(self, entries: dict[str, TensorEntry], group: str, name: str) -> str:
+        if name not in entries:
+            raise ValueError(f"{self.path}: group {group!r}: {_unknown('tensor', name, entries)}")
+        return entries[name].same_as or name
+
+
+def load_checkpoint(path: str | PathLike[str], *, verify: bool = True) -> Checkpoint:
+    """Open a checkpoint directory after checking it; tensors are read by Checkpoint.tensors.
+
+    Args:
+        path: the checkpoint's directory (`root/step-XXXXXXXX`).
+        verify: compare every file, the manifest included, with its digest (reads all bytes once). Sizes and the
+            manifest's form are checked always.
+
+    Raises:
+        CheckpointError: missing, incomplete, damaged, or of another format version; names the file, what was expected,
+            and what was found.
+    """
+    path = Path(path)
+    manifest = read_manifest(path, verify=verify)
+    advice = "restore the directory from a copy or use another checkpoint (`latest_checkpoint(root, fall_back=True)`)"
+    for name, entry in manifest.files.items():
+        try:
+            size = (path / name).stat().st_size
+        except OSError as error:
+            raise CheckpointError(f"{path / name}: {error.strerror}; expected {entry.bytes} bytes; {advice}") from None
+        if size != entry.bytes:
+            raise CheckpointError(f"{path / name}: expected {entry.bytes} bytes, found {size}; {advice}")
+    for name, entry in manifest.files.items() if verify else ():
+        try:
+            digest = file_digest(path / name)
+        except OSError as error:
+            raise CheckpointError(f"{path / name}: cannot be read: {error.strerror}; {advice}") from error
+        if digest != entry.digest:
+            raise CheckpointError(f"{path / name}: damaged: expected digest {entry.digest}, found {digest}; {advice}")
+    _check_tables(path, manifest)
+    return Checkpoint(path, manifest.step, manifest.world_size, manifest.state, manifest)
+
+
+def latest_checkpoint(root: str | PathLike[str], *, verify: bool = False, fall_back: bool = False) -> Path | None:
+    """The checkpoint of the highest step in `root`; None if there is none.
+
+    Args:
+        root: folder of checkpoints.
+        verify: check it as load_checkpoint does.
+        fall_back: check, and if it is damaged take the newest intact one instead, with a warning that says why.
+
+    Raises:
+        CheckpointError: with `verify`, the newest is damaged; with `fall_back`, all are.
+    """
+    checkpoints = list_checkpoints(root)[::-1]
+    if not checkpoints or not (verify or fall_back):
+        return checkpoints[0] if checkpoints else None
+    damages = []
+    for path in checkpoints:
+        try:
+            load_checkpoint(path)
+        except CheckpointError as error:
+            if not fall_back:
+                raise
+            damages.append(str(error))
+        else:
+            if damages:
+                warnings.warn(f"falling back to {path}, because {'; '.join(damages)}", stacklevel=2)
+            return path
+    raise CheckpointError(f"no checkpoint in {root} is intact: {'; '.join(damages)}")
+
+
+def _check_tables(path: Path, manifest: Manifest) -> None:
+    """What the manifest says must fit together; a digest cannot tell when verify is off or somebody edited it."""
+    tables = [manifest.tensors, *manifest.rank_tensors]
+    if len(manifest.rank_tensors) != manifest.world_size:
+        found = len(manifest.rank_tensors)
+        raise CheckpointError(f"{path}: the manifest has {found} ranks' tensors, expected {manifest.world_size}")
+    for group, entries in (item for table in tables for item in table.items()):
+        for name, entry in entries.items():
+            source = entries.get(entry.same_as) if entry.same_as else entry
+            if source is None or source.file not in manifest.files:
+                raise CheckpointError(f"{path}: the manifest names no file for tensor {name!r} of group {group!r}")
+
+
+def _unknown(what: str, name: str, known: Iterable[str]) -> str:
+    known = list(known)
+    near = difflib.get_close_matches(name, known, n=3)
+    listed = ", ".join(known[:8]) + (", ..." if len(known) > 8 else "")
+    hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"it has: {listed or 'none'}"
+    return f"no {what} {name!r}; {hint}"

@@ -1,0 +1,232 @@
+"""Saving: validate, write everything under a temporary name, sync, then publish by one rename."""
+
+import json
+import os
+import shutil
+import warnings
+from collections.abc import Mapping
+from contextlib import ExitStack
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from oarlock.checkpoint import directory
+from oarlock.checkpoint.manifest import (
+    MANIFEST_NAME,
+    CheckpointError,
+    FileEntry,
+    Manifest,
+    TensorEntry,
+    check_json,
+    check_plain_name,
+    decode_table,
+    encode_entry,
+    encode_manifest,
+)
+from oarlock.checkpoint.ranks import Ranks, describe
+from oarlock.checkpoint.tensor_file import HashedFile, dtype_name, write_tensor_file
+
+TensorGroups = Mapping[str, Mapping[str, Tensor]]
+
+DEFAULT_SHARD_BYTES = 4 << 30
+
+
+def save_checkpoint(
+    root: str | PathLike[str],
+    step: int,
+    *,
+    tensors: TensorGroups,
+    state: Any = None,
+    rank_tensors: TensorGroups | None = None,
+    rank_state: Any = None,
+    files: Mapping[str, bytes | str | PathLike[str]] | None = None,
+    keep_last: int | None = None,
+    overwrite: bool = False,
+    max_shard_bytes: int = DEFAULT_SHARD_BYTES,
+    group: dist.ProcessGroup | None = None,
+) -> Path:
+    """Save a checkpoint as `root/step-XXXXXXXX`: complete, durable and verified by digests, or not there at all.
+
+    With several processes every rank calls it with the same root and step (on a file system that all of them share).
+    Rank 0 writes `tensors`, `state` and `files`, which are the same everywhere (other ranks may pass empty ones); each
+    rank writes its own `rank_tensors` and `rank_state`. If one rank fails, all raise and nothing is published.
+
+    Args:
+        root: folder of checkpoints; created if missing.
+        step: training step, >= 0; names the checkpoint.
+        tensors: group -> name -> tensor of any dtype, shape, strides and device. A group becomes the file
+            `<group>.safetensors`, in several parts above `max_shard_bytes`. Names that share one tensor (tied weights)
+            store it once and share it again after loading.
+        state: JSON-able state of the run. Tuples come back as lists.
+        rank_tensors: like `tensors`, for tensors that differ between ranks: `<group>-rank-<r>.safetensors`.
+        rank_state: JSON-able state that differs between ranks: `rank-<r>.json`.
+        files: small files to keep in the checkpoint, such as `config.json`: name -> content (bytes) or path to copy.
+        keep_last: after publishing, delete all but this many newest checkpoints up to this step; None keeps all.
+        overwrite: replace a checkpoint of the same step; there is no moment at which neither is complete.
+        max_shard_bytes: largest file of tensors (a single larger tensor gets a file of its own).
+        group: the processes that save together; None = all of them, or this one without torch.distributed.
+
+    Returns:
+        The directory of the new checkpoint.
+
+    Raises:
+        CheckpointError: the step exists, another process saves here, the disk is full, a permission is missing, or
+            another rank failed; checkpoints that existed are untouched and the unfinished one is removed.
+        ValueError, TypeError: an argument that cannot be saved (a state that is not JSON, a bad group name).
+    """
+    root = Path(root)
+    ranks = Ranks(group)
+    failure = f"saving step {step} into {root} failed, existing checkpoints are untouched"
+    with ExitStack() as cleanup:
+
+        def prepare() -> str | None:
+            _check_arguments(step, state, rank_state, keep_last, max_shard_bytes)
+            if ranks.rank > 0:
+                return None
+            if cleanup.enter_context(directory.locked(root)):
+                directory.tidy(root)
+            if not overwrite and any(directory.step_of(p) == step for p in directory.list_checkpoints(root)):
+                raise CheckpointError(f"a checkpoint of step {step} exists; pass overwrite=True to replace it")
+            temporary = directory.new_temporary(root, step)
+            cleanup.callback(shutil.rmtree, temporary, ignore_errors=True)
+            return temporary.name
+
+        temporary = root / ranks.all_or_none(prepare, failure)[0]
+
+        def write() -> dict[str, Any]:
+            if not temporary.is_dir():
+                raise CheckpointError(f"cannot see {temporary}; all ranks must share one file system for checkpoints")
+            shared = _Part(temporary, "", max_shard_bytes)
+            own = _Part(temporary, f"-rank-{ranks.rank}", max_shard_bytes)
+            if ranks.rank == 0:
+                shared.add_tensors(tensors)
+                for name, content in (files or {}).items():
+                    shared.add_file(check_plain_name(name, "file"), content)
+            own.add_tensors(rank_tensors or {})
+            if rank_state is not None:
+                own.add_file(f"rank-{ranks.rank}.json", json.dumps(rank_state).encode())
+            return {"files": shared.files | own.files, "tensors": shared.tensors, "rank_tensors": own.tensors}
+
+        reports = ranks.all_or_none(lambda: _with_advice(write, root), failure)
+
+        def publish() -> str | None:
+            if ranks.rank > 0:
+                return None
+            manifest = Manifest(
+                step=step,
+                world_size=ranks.size,
+                state=state,
+                files={name: FileEntry(*entry) for report in reports for name, entry in report["files"].items()},
+                tensors=decode_table(reports[0]["tensors"]),
+                rank_tensors=tuple(decode_table(report["rank_tensors"]) for report in reports),
+            )
+            with HashedFile(temporary / MANIFEST_NAME) as file:
+                file.write(encode_manifest(manifest))
+            path = directory.publish(temporary, root, step)
+            if keep_last is not None:
+                _retain(root, step, keep_last)
+            return str(path)
+
+        return Path(ranks.all_or_none(lambda: _with_advice(publish, root), failure)[0])
+
+
+class _Part:
+    """The files that one rank adds to the checkpoint, with what the manifest says about them (JSON-able)."""
+
+    def __init__(self, temporary: Path, suffix: str, max_shard_bytes: int) -> None:
+        self._temporary = temporary
+        self._suffix = suffix
+        self._max_shard_bytes = max_shard_bytes
+        self.files: dict[str, list[Any]] = {}
+        self.tensors: dict[str, dict[str, Any]] = {}
+
+    def add_file(self, name: str, content: bytes | str | PathLike[str]) -> None:
+        data = content if isinstance(content, bytes) else Path(content).read_bytes()
+        with HashedFile(self._temporary / name) as file:
+            file.write(data)
+        self._record(name, file.entry)
+
+    def add_tensors(self, groups: TensorGroups) -> None:
+        for group, tensors in groups.items():
+            check_plain_name(group, "group of tensors")
+            if "__metadata__" in tensors:
+                raise ValueError(f"group {group!r}: '__metadata__' is reserved by safetensors; rename the tensor")
+            ties = _find_ties(tensors)
+            stored = {name: tensor for name, tensor in tensors.items() if name not in ties}
+            shards = _split(stored, self._max_shard_bytes)
+            table: dict[str, TensorEntry] = {}
+            for index, shard in enumerate(shards):
+                part = f"-{index + 1:05d}-of-{len(shards):05d}" if len(shards) > 1 else ""
+                name = f"{group}{self._suffix}{part}.safetensors"
+                self._record(name, write_tensor_file(self._temporary / name, shard))
+                table |= {n: TensorEntry(name, dtype_name(t.dtype), tuple(t.shape)) for n, t in shard.items()}
+            if len(shards) > 1:  # other safetensors readers find a tensor's file by this index
+                size = sum(t.numel() * t.element_size() for t in stored.values())
+                index = {"metadata": {"total_size": size}, "weight_map": {n: e.file for n, e in table.items()}}
+                self.add_file(f"{group}{self._suffix}.safetensors.index.json", json.dumps(index, indent=1).encode())
+            table |= {name: TensorEntry(same_as=tied_to) for name, tied_to in ties.items()}
+            self.tensors[group] = {name: encode_entry(table[name]) for name in tensors}
+
+    def _record(self, name: str, entry: FileEntry) -> None:
+        self.files[name] = [entry.bytes, entry.digest]
+
+
+def _check_arguments(step: int, state: Any, rank_state: Any, keep_last: int | None, max_shard_bytes: int) -> None:
+    if isinstance(step, bool) or not isinstance(step, int) or step < 0:
+        raise ValueError(f"step must be an integer >= 0, got {step!r}")
+    if keep_last is not None and keep_last < 1:
+        raise ValueError(f"keep_last must be None or >= 1, got {keep_last}")
+    if max_shard_bytes < 1:
+        raise ValueError(f"max_shard_bytes must be >= 1, got {max_shard_bytes}")
+    check_json(state, "state")
+    check_json(rank_state, "rank_state")
+
+
+def _find_ties(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """Names whose tensor is, element for element, the memory of an earlier name's: name -> earlier name."""
+    first: dict[tuple[Any, ...], str] = {}
+    ties = {}
+    for name, tensor in tensors.items():
+        if tensor.layout != torch.strided or tensor.numel() == 0 or tensor.device.type == "meta":
+            continue
+        memory = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+        earlier = first.setdefault((*memory, tensor.is_conj(), tensor.is_neg()), name)
+        if earlier != name:
+            ties[name] = earlier
+    return ties
+
+
+def _split(tensors: Mapping[str, Tensor], max_bytes: int) -> list[dict[str, Tensor]]:
+    """Consecutive parts of at most `max_bytes` bytes of data, or of one tensor; at least one part."""
+    parts: list[dict[str, Tensor]] = [{}]
+    free = max_bytes
+    for name, tensor in tensors.items():
+        num_bytes = tensor.numel() * tensor.element_size()
+        if parts[-1] and num_bytes > free:
+            parts.append({})
+            free = max_bytes
+        parts[-1][name] = tensor
+        free -= num_bytes
+    return parts
+
+
+def _retain(root: Path, step: int, keep_last: int) -> None:
+    try:
+        directory.retain(root, step, keep_last)
+    except OSError as error:
+        message = f"step {step} is saved in {root}, but an older checkpoint could not be deleted: {describe(error)}"
+        warnings.warn(message, stacklevel=2)
+
+
+def _with_advice(action: Any, root: Path) -> Any:
+    """Run `action`; an OSError becomes a CheckpointError that says what is left of the disk."""
+    try:
+        return action()
+    except OSError as error:
+        free = os.statvfs(root)
+        gib = free.f_bavail * free.f_frsize / 2**30
+        raise CheckpointError(f"{describe(error)}; {root} has {gib:.3f} GiB free") from error

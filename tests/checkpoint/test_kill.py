@@ -1,0 +1,167 @@
+"""A writer killed at any moment: every checkpoint that can be seen is complete, and none that was returned is lost.
+
+One helper process imports torch once and forks the writers, which only ever run with one thread.
+"""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from oarlock.checkpoint import CheckpointError, directory, list_checkpoints, load_checkpoint, save_checkpoint
+from oarlock.checkpoint.directory import step_of
+
+SOURCE = Path(__file__).parents[2] / "src"
+
+FORKER = """
+import os, sys
+import torch
+from pathlib import Path
+from oarlock.checkpoint import list_checkpoints, save_checkpoint
+from oarlock.checkpoint.directory import step_of
+
+torch.set_num_threads(1)
+VISIBLE_TO_A_KILL = {"open", "os.rename", "os.mkdir", "os.rmdir", "os.remove", "os.listdir", "os.scandir"}
+
+def write(root, die_at, num_saves):
+    events = 0
+    def hook(event, arguments):
+        nonlocal events
+        if event in VISIBLE_TO_A_KILL:
+            events += 1
+            if events == die_at:
+                os.kill(os.getpid(), 9)
+    if die_at:
+        sys.addaudithook(hook)
+    step = max((step_of(p) for p in list_checkpoints(root)), default=0)
+    for count in range(num_saves):
+        step += count % 3 != 2  # every third save replaces a checkpoint
+        w = torch.full((500 * (step % 7),), float(step))
+        tensors = {"model": {"w": w}, "optimizer": {"m": torch.full((9,), step)}}
+        save_checkpoint(root, step, tensors=tensors, state={"step": step, "count": count}, keep_last=2, overwrite=True)
+        print("saved", step, flush=True)
+
+print("ready", flush=True)
+for line in sys.stdin:
+    root, die_at, num_saves = line.rsplit(maxsplit=2)
+    child = os.fork()
+    if not child:
+        write(Path(root), int(die_at), int(num_saves))
+        os._exit(0)
+    print("started", child, flush=True)
+    print("ended", os.waitpid(child, 0)[1], flush=True)
+"""
+
+
+class Forker:
+    """Starts writers; `finish` returns the last step that a writer reported as saved, and how it ended."""
+
+    def __init__(self) -> None:
+        environment = os.environ | {"PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", FORKER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
+        assert self._line() == ["ready"]
+
+    def _line(self) -> list[str]:
+        assert self.process.stdout
+        return self.process.stdout.readline().split()
+
+    def start(self, root: Path, die_at: int = 0, num_saves: int = 10**6) -> int:
+        assert self.process.stdin
+        self.process.stdin.write(f"{root} {die_at} {num_saves}\n")
+        self.process.stdin.flush()
+        word, child = self._line()
+        assert word == "started"
+        return int(child)
+
+    def finish(self) -> tuple[int | None, int]:
+        saved = None
+        while True:
+            word, value = self._line()
+            if word == "ended":
+                return saved, int(value)
+            saved = int(value)
+
+
+@pytest.fixture(scope="module")
+def forker() -> Iterator[Forker]:
+    forker = Forker()
+    yield forker
+    assert forker.process.stdin
+    assert forker.process.stdout
+    forker.process.stdin.close()
+    forker.process.wait(10)
+    forker.process.stdout.close()
+
+
+def check_all(root: Path) -> list[int]:
+    """Load and verify every visible checkpoint; each tensor was filled with its step."""
+    steps = []
+    for path in list_checkpoints(root):
+        checkpoint = load_checkpoint(path)
+        step = checkpoint.step
+        assert step == checkpoint.state["step"] == step_of(path)
+        w = checkpoint.tensors("model")["w"]
+        assert w.shape == (500 * (step % 7),)
+        assert bool((w == step).all())
+        assert bool((checkpoint.tensors("optimizer")["m"] == step).all())
+        steps.append(step)
+    return steps
+
+
+def assert_clean_after_next_save(root: Path, step: int) -> None:
+    save_checkpoint(root, step, tensors={"g": {"w": torch.zeros(1)}})
+    assert all(name.startswith("step-") and "." not in name for name in os.listdir(root))
+
+
+def test_kill_at_random_moments(tmp_path: Path, forker: Forker) -> None:
+    rng = random.Random(0)
+    last, rounds, deadline = 0, 0, time.monotonic() + 6
+    while time.monotonic() < deadline:
+        child = forker.start(tmp_path)
+        time.sleep(rng.uniform(0.0, 0.06))
+        os.kill(child, signal.SIGKILL)
+        saved, _ = forker.finish()
+        steps = check_all(tmp_path)
+        last = max(last, saved or 0)
+        assert max(steps, default=0) >= last, "a checkpoint that save_checkpoint returned is gone"
+        rounds += 1
+    assert rounds > 20
+    forker.start(tmp_path, num_saves=1)
+    forker.finish()
+    assert len(check_all(tmp_path)) == 2
+    assert_clean_after_next_save(tmp_path, 10**6)
+
+
+def test_kill_before_every_step_of_the_file_system(tmp_path: Path, forker: Forker) -> None:
+    """Four saves, one of them a replacement, killed before the first, second, ... open, rename, mkdir or removal."""
+    die_at, status = 0, 1
+    while status:
+        die_at += 1
+        root = tmp_path / str(die_at)
+        forker.start(root, die_at, num_saves=4)
+        saved, status = forker.finish()
+        steps = check_all(root)
+        assert max(steps, default=0) >= (saved or 0)
+        if die_at % 5 == 0:
+            assert_clean_after_next_save(root, 10)
+    assert die_at > 60, "the audit hook sees the file system"
+    assert saved == 3
+
+
+def test_a_live_writer_is_left_alone(tmp_path: Path) -> None:
+    """A second run in the same folder is refused while the first one saves, and removes nothing of its files."""
+    with directory.locked(tmp_path):
+        unfinished = directory.new_temporary(tmp_path, 1)
+        with pytest.raises(CheckpointError, match=r"another process is saving into .*; give every run"):
+            save_checkpoint(tmp_path, 2, tensors={})
+        assert os.listdir(tmp_path) == [unfinished.name]
+    assert_clean_after_next_save(tmp_path, 2)

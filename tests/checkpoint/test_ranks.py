@@ -1,0 +1,142 @@
+"""Two real processes save and load together; when one fails, both say so and nothing appears."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from oarlock.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
+from process_group import run_ranks
+
+
+def tensors_of(rank: int) -> dict[str, dict[str, torch.Tensor]]:
+    return {"rng": {"position": torch.tensor([rank, 10 * rank])}, "empty": {}}
+
+
+def save_and_load(root: str) -> list[Any]:
+    rank = dist.get_rank()
+    model = {"model": {"w": torch.arange(6.0), "tied": torch.zeros(0)}} if rank == 0 else {}
+    for step in (1, 2, 3):
+        path = save_checkpoint(
+            root,
+            step,
+            tensors=model,
+            state={"step": step} if rank == 0 else None,
+            rank_tensors=tensors_of(rank),
+            rank_state={"rank": rank, "text": "x" * 1000 * rank},
+            keep_last=2,
+        )
+        assert path.is_dir(), "every rank returns after it was published"
+    checkpoint = load_checkpoint(path)
+    assert torch.equal(checkpoint.tensors("model")["w"], torch.arange(6.0))
+    own = checkpoint.tensors("rng", rank=rank)["position"].tolist()
+    result = [str(path), checkpoint.world_size, checkpoint.state, own, checkpoint.rank_state(rank)["rank"]]
+    return result
+
+
+def test_two_ranks(root: Path, results: list[dict[str, Any]]) -> None:
+    root /= "save_and_load"
+    path = str(root / "step-00000003")
+    expected = [[path, 2, {"step": 3}, [0, 0], 0], [path, 2, {"step": 3}, [1, 10], 1]]
+    assert [result["save_and_load"] for result in results] == expected
+    assert sorted(os.listdir(root)) == ["step-00000002", "step-00000003"]
+    checkpoint = load_checkpoint(path)
+    assert checkpoint.groups(rank=1) == ["rng", "empty"]
+    assert len(checkpoint.rank_state(1)["text"]) == 1000
+    with pytest.raises(ValueError, match=r"saved by 2 ranks and has no state for rank 2"):
+        checkpoint.tensors("rng", rank=2)
+
+
+def fail_in_every_way(root: str) -> list[str]:
+    """Each attempt fails on one rank only; the other must hear the reason instead of waiting for it."""
+    rank = dist.get_rank()
+    messages = []
+
+    def attempt(**arguments: Any) -> None:
+        try:
+            save_checkpoint(root, 1, **{"tensors": {}, **arguments})
+        except (CheckpointError, TypeError, ValueError, KeyboardInterrupt) as error:
+            messages.append(f"{type(error).__name__}: {error}")
+        else:
+            messages.append("saved")
+
+    class Interrupting(dict):
+        def items(self) -> Any:
+            raise KeyboardInterrupt
+
+    attempt(rank_state={"bad": object()} if rank == 1 else None)
+    attempt(rank_tensors={"g": {"w": torch.zeros(2, device="meta" if rank == 1 else "cpu")}})
+    attempt(rank_tensors=Interrupting(g={}) if rank == 1 else {})
+    attempt(files={"missing": "/nowhere/at-all"} if rank == 0 else {})
+    if rank == 1:
+        real, Path.is_dir = Path.is_dir, lambda self: False
+    attempt()
+    if rank == 1:
+        Path.is_dir = real
+    dist.barrier()  # rank 0 removes what was written after both know of the failure
+    assert os.listdir(root) == []
+    dist.barrier()
+    attempt()
+    attempt()
+    return messages
+
+
+def test_a_failing_rank_fails_all(root: Path, results: list[dict[str, Any]]) -> None:
+    root /= "fail_in_every_way"
+    ours, theirs = [result["fail_in_every_way"] for result in results]
+    start = f"CheckpointError: saving step 1 into {root} failed, existing checkpoints are untouched: "
+    assert theirs[0].startswith("TypeError: rank_state['bad'] is a object")
+    assert ours[0].startswith(start + "rank 1: TypeError: rank_state['bad']")
+    assert theirs[1].startswith("ValueError: a meta tensor has no data")
+    assert ours[1].startswith(start + "rank 1: ValueError: a meta tensor")
+    assert theirs[2].startswith("KeyboardInterrupt")
+    assert ours[2].startswith(start + "rank 1: KeyboardInterrupt")
+    assert ours[3] == theirs[3]
+    assert ours[3].startswith(start + "rank 0: No such file or directory (at-all)")
+    assert "rank 1: cannot see" in ours[4]
+    assert "all ranks must share one file system" in ours[4]
+    assert ours[5:] == theirs[5:]
+    assert ours[5] == "saved"
+    assert "rank 0: a checkpoint of step 1 exists" in ours[6]
+    assert os.listdir(root) == ["step-00000001"]
+
+
+def save_in_two_groups(root: str) -> list[str]:
+    groups = [dist.new_group([rank]) for rank in range(2)]
+    rank = dist.get_rank()
+    path = save_checkpoint(f"{root}/{rank}", rank, tensors={"g": {"w": torch.ones(rank)}}, group=groups[rank])
+    try:
+        save_checkpoint(root, 9, tensors={}, group=groups[1 - rank])
+    except ValueError as error:
+        return [path.name, str(error)]
+    raise AssertionError("a process outside the group cannot save with it")
+
+
+def test_groups_of_ranks_save_apart(root: Path, results: list[dict[str, Any]]) -> None:
+    expected = [
+        [f"step-0000000{rank}", "this process is not in the group that saves the checkpoint"] for rank in (0, 1)
+    ]
+    assert [result["save_in_two_groups"] for result in results] == expected
+    assert load_checkpoint(root / "save_in_two_groups" / "1" / "step-00000001").world_size == 1
+
+
+def work(root: str) -> dict[str, Any]:
+    """All of the above in one pair of processes, because starting them takes longer than the work."""
+    dist.init_process_group("gloo")
+    parts = (save_and_load, fail_in_every_way, save_in_two_groups)
+    results = {part.__name__: part(f"{root}/{part.__name__}") for part in parts}
+    dist.destroy_process_group()
+    return results
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("ranks")
+
+
+@pytest.fixture(scope="module")
+def results(root: Path) -> list[dict[str, Any]]:
+    return run_ranks(2, work, root)
