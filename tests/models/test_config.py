@@ -1,0 +1,151 @@
+"""config.json: both spellings are read, what is not implemented is refused by name, what is written is read back."""
+
+import dataclasses
+import json
+import re
+
+import pytest
+
+from models.hf_variants import ERNIE_MOE, LLAMA3, QWEN3_MOE, SIZES, VARIANTS
+from oarlock.models import FAMILIES, DecoderConfig
+
+LLAMA = {"model_type": "llama", **SIZES}
+
+
+def read(model_type="llama", **fields) -> DecoderConfig:
+    return DecoderConfig.from_hf({**SIZES, "model_type": model_type, **fields})
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_written_configurations_are_read_back_the_same(variant):
+    model_type, fields = VARIANTS[variant]
+    config = read(model_type, **fields)
+    assert DecoderConfig.from_hf(json.loads(json.dumps(config.to_hf()))) == config
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_transformers_reads_what_is_written(variant):
+    from transformers import AutoConfig
+
+    model_type, fields = VARIANTS[variant]
+    written = read(model_type, **fields).to_hf()
+    theirs = AutoConfig.for_model(model_type, **{k: v for k, v in written.items() if k != "model_type"})
+    expected = AutoConfig.for_model(model_type, **{**SIZES, **fields})
+    # Spellings that say the same: the last dense layers of a schedule, unused windows.
+    equivalent = {"decoder_sparse_step", "mlp_only_layers", "max_window_layers", "moe_layer_start_index"}
+    equivalent |= {
+        "moe_layer_end_index",
+        "sliding_window",
+        "rope_scaling",
+        "rope_theta",
+        "architectures",
+        "transformers_version",
+    }
+    for name, value in expected.to_dict().items():
+        if name not in equivalent:
+            assert getattr(theirs, name) == value, name
+
+
+def test_both_spellings_of_rope():
+    old = {"rope_theta": 1000.0, "rope_scaling": {k: v for k, v in LLAMA3.items() if k != "rope_theta"}}
+    older = {"rope_theta": 1000.0, "rope_scaling": {"type": "linear", "factor": 2.0}}
+    assert read(**old) == read(rope_parameters=LLAMA3)
+    assert read(**older) == read(rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 1000.0})
+    assert read(rope_theta=500.0).rope_theta == 500.0
+    assert read("ernie4_5").rope_theta == 500_000.0
+    bare = {k: v for k, v in LLAMA3.items() if k != "original_max_position_embeddings"}
+    assert read(rope_parameters=bare).rope_scaling["original_max_position_embeddings"] == 128
+
+
+def test_defaults_of_absent_fields_are_those_of_transformers():
+    from transformers import AutoConfig
+
+    for model_type in FAMILIES:
+        sizes = {"vocab_size": 97, "hidden_size": 512, "intermediate_size": 48, "num_hidden_layers": 3}
+        heads = {"num_attention_heads": 32 if model_type in ("qwen2", "qwen3", "qwen3_moe", "dots1") else 4}
+        experts = {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1}
+        fields = {**sizes, **heads, **(experts if model_type == "dots1" else {})}
+        ours = DecoderConfig.from_hf({"model_type": model_type, **fields})
+        theirs = AutoConfig.for_model(model_type, **fields)
+        for name in ("num_key_value_heads", "max_position_embeddings", "rms_norm_eps", "tie_word_embeddings"):
+            assert getattr(ours, name) == getattr(theirs, name), (model_type, name)
+        for name in ("bos_token_id", "eos_token_id", "pad_token_id", "initializer_range"):
+            assert getattr(ours, name) == getattr(theirs, name), (model_type, name)
+        assert ours.rope_theta == theirs.rope_parameters["rope_theta"]
+        if hasattr(theirs, "head_dim"):
+            assert ours.head_dim == theirs.head_dim, model_type
+        if ours.num_experts:
+            assert ours.num_experts == theirs.num_experts if model_type != "dots1" else theirs.n_routed_experts
+            assert ours.num_experts_per_tok == theirs.num_experts_per_tok
+            assert ours.moe_intermediate_size == theirs.moe_intermediate_size
+
+
+def test_both_names_of_the_number_of_experts():
+    fields = {k: v for k, v in QWEN3_MOE.items() if k != "num_experts"}
+    assert read("qwen3_moe", **fields, num_local_experts=4) == read("qwen3_moe", **fields, num_experts=4)
+    with pytest.raises(ValueError, match="contradicts itself"):
+        read("qwen3_moe", **fields, num_local_experts=4, num_experts=8)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"model_type": "mamba"}, "model_type 'mamba' is not supported; supported: llama, qwen2, qwen3"),
+        ({"hidden_act": "gelu"}, "hidden_act = 'gelu' is not supported; supported: 'silu', 'swish'"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "rope_type 'yarn' is not supported; supported: def"),
+        ({"rope_scaling": {"rope_type": "linear"}}, "rope_type 'linear' takes ['factor']; got []"),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 1.0}}}, "per layer type (full_attention)"),
+        ({"attention_dropout": 0.1}, "attention_dropout = 0.1"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config = {'bits': 4}"),
+        ({"sliding_window": 128}, "sliding_window = 128 is not part of llama"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5"),
+        ({"hidden_size": None}, "lacks hidden_size"),
+        ({"num_key_value_heads": 3}, "num_attention_heads (4) must be a multiple of num_key_value_heads (3)"),
+        ({"hidden_size": 30}, "hidden_size (30) is not a multiple of num_attention_heads (4)"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers must be a positive integer; got 0"),
+        ({"model_type": "qwen3", "layer_types": ["chunked_attention"] * 3}, "['chunked_attention'] are not supported"),
+        (
+            {"model_type": "qwen3", "layer_types": ["sliding_attention"] * 3},
+            "layers with sliding_attention need sliding_window >= 1; got None",
+        ),
+        ({"model_type": "ernie4_5_moe", **ERNIE_MOE, "use_bias": True}, "use_bias = True is not supported"),
+        ({"model_type": "ernie4_5_moe", **ERNIE_MOE, "moe_k": 5}, "num_experts_per_tok (5) exceeds num_experts (4)"),
+        ({"model_type": "dots1", "n_group": 4}, "n_group = 4 is not supported; supported: 1"),
+    ],
+)
+def test_what_is_not_implemented_is_refused_by_name(fields, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        DecoderConfig.from_hf({**LLAMA, **fields})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_type": "qwen2", "attention_bias": False}, "qwen2 has attention_bias = True; got False"),
+        ({"model_type": "qwen3", "mlp_bias": True}, "qwen3 has mlp_bias = False"),
+        ({"model_type": "ernie4_5", "attention_bias": True}, "must be equal"),
+        ({"num_experts": 4}, "llama has no num_experts; got 4"),
+        ({"head_dim": 5}, "head_dim must be even for RoPE; got 5"),
+        ({"model_type": "qwen3", "sliding_window": 4, "layer_types": ["full_attention"] * 3}, "no layer of layer_typ"),
+        (
+            {"model_type": "qwen3", "sliding_window": 4, "layer_types": ["full_attention"]},
+            "names 1 layers; there are 3",
+        ),
+    ],
+)
+def test_contradictions_are_named(changes, message):
+    fields = {k: v for k, v in SIZES.items() if not k.endswith("token_id")}
+    with pytest.raises(ValueError, match=re.escape(message)):
+        DecoderConfig(**{**fields, **changes})
+
+
+def test_fields_without_a_meaning_are_mentioned():
+    with pytest.warns(UserWarning, match="without a meaning for llama: alibi, moe_capacity"):
+        read(alibi=True, moe_capacity=[1])
+
+
+def test_uneven_sparse_layers_cannot_be_written_for_ernie():
+    config = read("ernie4_5_moe", **ERNIE_MOE)
+    uneven = dataclasses.replace(config, num_hidden_layers=5, layer_types=(), sparse_layers=(0, 1, 4))
+    with pytest.raises(ValueError, match="not evenly spaced"):
+        uneven.to_hf()
