@@ -133,9 +133,10 @@ def backends() -> Iterator[Check]:
             yield Check("absent" if reason else "ok", f"attention {device} {name}", role)
         query, key, value = torch.randn(3, 1, 64, 2, 16, device=device).unbind()
         mask = attention.ColumnMask.causal_document([40, 24], device=device)
-        out, expected = (
-            attention.flashmask_attention(query, key, value, mask, backend=backend) for backend in ("auto", "reference")
-        )
+        out = attention.flashmask_attention(query, key, value, mask)
+        expected = attention.flashmask_attention(query, key, value, mask, backend="reference")
+        assert isinstance(out, torch.Tensor)
+        assert isinstance(expected, torch.Tensor)
         error = float((out - expected).abs().max())
         status = "ok" if error < 1e-4 else "broken"
         yield Check(status, f"attention {device}", f"differs from the reference by {error:.1e}")

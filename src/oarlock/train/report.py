@@ -69,7 +69,8 @@ def write_report(run_dir: str | os.PathLike[str], *, sample: str | None = None) 
         page.heading("Sample")
         page.quote(text)
     tables = {"Run": {k: v for k, v in start.items() if not isinstance(v, dict)}}
-    tables |= {_label(k): v for k, v in start.items() if isinstance(v, dict)}
+    own = sorted((k for k, v in start.items() if isinstance(v, dict)), key=lambda k: k == "environment")
+    tables |= {_label(k): start[k] for k in own}
     page.panels(
         (heading, [(_label(k), _value(k, v)) for k, v in content.items() if k not in _HIDDEN])
         for heading, content in tables.items()

@@ -1,0 +1,97 @@
+"""`oarlock plan`: the text and the JSON say the same, overrides count, and what does not fit is named."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from oarlock.cli.main import main
+from oarlock.models import Decoder
+from oarlock.train.build import decoder_config
+from oarlock.train.config import load_config
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> str:
+    path = tmp_path / "small.toml"
+    path.write_text("[data]\nvocab_size = 1000\nsequence_length = 512\n[train]\nsteps = 40\n")
+    return str(path)
+
+
+def test_text_and_json_agree(config: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", config, "--peak", "1e12", "--share", "0.5"]
+    assert main([*words, "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert main(words) == 0
+    text = capsys.readouterr().out
+    rows = dict(re.findall(r"^  (\S[\S ]*?)  +(\S+(?: \S?iB)?)", text, flags=re.MULTILINE))
+    total = plan["parameters"]["total"]
+    assert total == Decoder(decoder_config(load_config(config).model, 1000, 512)).num_parameters()
+    assert f"{total:,}" in text
+    assert rows["steps"] == "40"
+    assert float(rows["FLOPs"]) == pytest.approx(plan["flops"], rel=0.01)
+    mib = float(rows["peak"].removesuffix(" MiB"))
+    assert mib == pytest.approx(plan["memory_kept"]["peak"] / 2**20, abs=0.06)
+    assert plan["seconds"] == pytest.approx(plan["flops"] / 5e11)
+    assert "50% of 1.00 TFLOP/s per rank (given)" in text
+
+
+def test_overrides_and_ranks_change_the_plan(config: str, capsys: pytest.CaptureFixture[str]) -> None:
+    def tokens(*words: str) -> int:
+        assert main(["plan", config, "--peak", "1e12", "--json", *words]) == 0
+        return json.loads(capsys.readouterr().out)["tokens"]
+
+    assert tokens() == 40 * 512
+    assert tokens("--world-size", "8", "--train.batch_size", "2", "--train.accumulation=3") == 48 * 40 * 512
+
+
+def test_the_peak_is_measured_unless_given(config: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", config, "--train.device", "cpu"]) == 0
+    assert re.search(r"at 60% of \S+ .FLOP/s per rank \(measured here\)", capsys.readouterr().out)
+
+
+def test_a_mixture_of_experts_shows_what_a_token_uses(config: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", config, "--peak", "1e12", "--model.family", "qwen3_moe", "--model.num_experts", "8"]) == 0
+    assert "active per token" in capsys.readouterr().out
+
+
+def test_the_vocabulary_comes_from_a_given_tokenizer(
+    config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    vocabulary = {"model": {"vocab": {"a": 0, "b": 1}}, "added_tokens": [{"id": 299, "content": "<end>"}]}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(vocabulary))
+    assert main(["plan", config, "--peak", "1e12", "--json", "--data.tokenizer", str(tmp_path)]) == 0
+    assert json.loads(capsys.readouterr().out)["parameters"]["embedding"] == 300 * 256
+    (tmp_path / "tokenizer.json").write_text("{}")
+    assert main(["plan", config, "--data.tokenizer", str(tmp_path)]) == 2
+    assert "not a tokenizer.json with a vocabulary" in capsys.readouterr().err
+
+
+def test_a_config_json_brings_its_own_shape(config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fields = {"model_type": "llama", "vocab_size": 128_256, "hidden_size": 4096, "intermediate_size": 14_336}
+    fields |= {"num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "rms_norm_eps": 1e-5}
+    fields |= {"max_position_embeddings": 8192, "tie_word_embeddings": False}
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    words = ["--model.config", str(tmp_path / "config.json"), "--world-size", "64", "--json", "--peak", "1e15"]
+    assert main(["plan", config, *words]) == 0
+    assert json.loads(capsys.readouterr().out)["parameters"]["total"] == 8_030_261_248  # Llama 3 8B
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["none.toml"], "no configuration file none.toml"),
+        (["CONFIG", "--world-size", "0"], "world_size must be at least 1, got 0"),
+        (["CONFIG", "--data.tokenizer", "nowhere"], "data.tokenizer = 'nowhere': no such tokenizer.json"),
+        (["CONFIG", "--model.config", "none.json"], "no model configuration none.json"),
+        (["CONFIG", "--peak", "0"], "peak and share must be positive"),
+    ],
+)
+def test_what_does_not_fit_is_named(
+    config: str, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", *(config if word == "CONFIG" else word for word in words)]) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert captured.out == ""
