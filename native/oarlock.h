@@ -15,7 +15,7 @@
 #endif
 
 /* Raised with every change of this header; the Python side refuses another number. */
-#define OARLOCK_ABI 3
+#define OARLOCK_ABI 4
 
 #ifdef __cplusplus
 extern "C" {
@@ -59,9 +59,11 @@ OARLOCK_API oarlock_status oarlock_mask_visible_per_row(const oarlock_column_mas
 OARLOCK_API oarlock_status oarlock_mask_visible_per_tile(const oarlock_column_mask* mask, int64_t block_q,
                                                          int64_t block_k, int64_t* counts, int32_t num_threads);
 
-/* counts[j] = number of the rows [row_begin, row_end) that see key j of mask `index`; int64 [seqlen_k]. */
+/* counts[j] = number of the rows [row_begin, row_end) that see key key_begin + j of mask `index`;
+ * int64 [key_end - key_begin]. */
 OARLOCK_API oarlock_status oarlock_mask_visible_per_key(const oarlock_column_mask* mask, int64_t index,
-                                                        int64_t row_begin, int64_t row_end, int64_t* counts);
+                                                        int64_t row_begin, int64_t row_end, int64_t key_begin,
+                                                        int64_t key_end, int64_t* counts);
 
 /* Row i of mask m sees no key outside [first[m, i], last[m, i]); both are 0 for a row without keys.
  * int64 [num_masks, seqlen_q] each. */
@@ -97,6 +99,47 @@ OARLOCK_API oarlock_status oarlock_swiglu_backward(const float* dy, int64_t dy_s
                                                    int64_t gate_stride, const float* up, int64_t up_stride,
                                                    float* dgate, int64_t dgate_stride, float* dup, int64_t dup_stride,
                                                    int64_t num_rows, int64_t width, int32_t num_threads);
+
+/* losses[r] = logsumexp(z) - z[targets[r]] of row z of logits [num_rows, vocabulary]; 0 where the target is ignore_index.
+ * with_gradient: softmax(z) - onehot(target), times scale and row_scales[r] (where not null), replaces the row. */
+OARLOCK_API oarlock_status oarlock_softmax_cross_entropy(float* logits, const int64_t* targets, int64_t ignore_index,
+                                                         float scale, const float* row_scales, int32_t with_gradient,
+                                                         float* losses, int64_t num_rows, int64_t vocabulary,
+                                                         int32_t num_threads);
+
+/* The vector of a token's head starts at data + token * token_stride + head * head_stride and is dense. */
+typedef struct oarlock_heads {
+    float* data;
+    int64_t token_stride;
+    int64_t head_stride;
+} oarlock_heads;
+
+/* Token t is rotated by row t % num_angles of cos and sin, each [num_angles, head_dim / 2]. */
+typedef struct oarlock_rotation {
+    const float* cos;
+    const float* sin;
+    int64_t num_angles;
+    int64_t num_tokens;
+    int64_t num_heads;
+    int64_t head_dim;
+} oarlock_rotation;
+
+/* y = (a cos - b sin, b cos + a sin) for the pairs (a, b) = (x[i], x[i + head_dim / 2]), or (x[2i], x[2i + 1]) where
+ * interleaved. inverse: by the negative angle. */
+OARLOCK_API oarlock_status oarlock_rope(const oarlock_rotation* rotation, const oarlock_heads* x,
+                                        const oarlock_heads* y, int32_t inverse, int32_t interleaved,
+                                        int32_t num_threads);
+
+/* RMS-norm of each head's vector, then its rotation (not interleaved); weight [head_dim], inverse_rms [num_tokens,
+ * num_heads]. */
+OARLOCK_API oarlock_status oarlock_norm_rope(const oarlock_rotation* rotation, const oarlock_heads* x,
+                                             const float* weight, float eps, float* inverse_rms,
+                                             const oarlock_heads* y, int32_t num_threads);
+
+OARLOCK_API oarlock_status oarlock_norm_rope_backward(const oarlock_rotation* rotation, const oarlock_heads* dy,
+                                                      const oarlock_heads* x, const float* weight,
+                                                      const float* inverse_rms, const oarlock_heads* dx,
+                                                      float* dweight, int32_t num_threads);
 
 #ifdef __cplusplus
 }

@@ -12,8 +12,10 @@ namespace {
 bool is_supported(Isa isa) noexcept {
 #if defined(__x86_64__)
     switch (isa) {
-        case Isa::kBaseline: return true;
-        case Isa::kAvx2: return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+        case Isa::kBaseline:
+            return true;
+        case Isa::kAvx2:
+            return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
         case Isa::kAvx512:
             return is_supported(Isa::kAvx2) && __builtin_cpu_supports("avx512f") &&
                    __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
@@ -27,9 +29,12 @@ bool is_supported(Isa isa) noexcept {
 
 const char* name_of(Isa isa) noexcept {
     switch (isa) {
-        case Isa::kBaseline: return "baseline";
-        case Isa::kAvx2: return "avx2";
-        case Isa::kAvx512: return "avx512";
+        case Isa::kBaseline:
+            return "baseline";
+        case Isa::kAvx2:
+            return "avx2";
+        case Isa::kAvx512:
+            return "avx512";
     }
     return nullptr;
 }

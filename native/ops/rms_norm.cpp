@@ -9,9 +9,8 @@ oarlock_status oarlock_rms_norm(const float* x, const float* update, const float
         return OARLOCK_INVALID_ARGUMENT;
     }
     const oarlock::RmsNormForward args = {x, update, weight, eps, total, y, inverse_rms, width};
-    oarlock::split_rows(num_rows, width, num_threads, [&](int64_t begin, int64_t end) {
-        oarlock::row_kernels().rms_norm_forward(args, begin, end);
-    });
+    oarlock::split_rows(num_rows, width, num_threads,
+                        [&](int64_t begin, int64_t end) { oarlock::row_kernels().rms_norm_forward(args, begin, end); });
     return OARLOCK_OK;
 }
 

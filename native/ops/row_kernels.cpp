@@ -8,9 +8,14 @@ namespace {
 const RowKernels& choose() noexcept {
     const RowKernels* chosen = nullptr;
     switch (isa()) {
-        case Isa::kAvx512: chosen = row_kernels_avx512(); break;
-        case Isa::kAvx2: chosen = row_kernels_avx2(); break;
-        case Isa::kBaseline: break;
+        case Isa::kAvx512:
+            chosen = row_kernels_avx512();
+            break;
+        case Isa::kAvx2:
+            chosen = row_kernels_avx2();
+            break;
+        case Isa::kBaseline:
+            break;
     }
     return chosen != nullptr ? *chosen : *row_kernels_baseline();
 }

@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "oarlock.h"
+
 namespace oarlock {
 
 struct RmsNormForward {
@@ -52,12 +54,53 @@ struct SwigluBackward {
     int64_t width;
 };
 
+struct SoftmaxCrossEntropy {
+    float* logits;  // replaced by the gradient if with_gradient
+    const int64_t* targets;
+    int64_t ignore_index;
+    float scale;
+    const float* row_scales;  // null: 1
+    float* losses;
+    int64_t vocabulary;
+    bool with_gradient;
+};
+
+struct Rope {
+    oarlock_rotation rotation;
+    oarlock_heads x;
+    oarlock_heads y;
+    float direction;  // +1, or -1 to rotate back
+    bool interleaved;
+};
+
+struct NormRopeForward {
+    oarlock_rotation rotation;
+    oarlock_heads x;
+    const float* weight;
+    float eps;
+    float* inverse_rms;
+    oarlock_heads y;
+};
+
+struct NormRopeBackward {
+    oarlock_rotation rotation;
+    oarlock_heads dy;
+    oarlock_heads x;
+    const float* weight;
+    const float* inverse_rms;
+    oarlock_heads dx;
+};
+
 struct RowKernels {
     void (*rms_norm_forward)(const RmsNormForward& args, int64_t begin, int64_t end);
     // Adds the rows' share of the weight's gradient to dweight.
     void (*rms_norm_backward)(const RmsNormBackward& args, int64_t begin, int64_t end, float* dweight);
     void (*swiglu_forward)(const SwigluForward& args, int64_t begin, int64_t end);
     void (*swiglu_backward)(const SwigluBackward& args, int64_t begin, int64_t end);
+    void (*softmax_cross_entropy)(const SoftmaxCrossEntropy& args, int64_t begin, int64_t end);
+    void (*rope)(const Rope& args, int64_t begin, int64_t end);
+    void (*norm_rope_forward)(const NormRopeForward& args, int64_t begin, int64_t end);
+    void (*norm_rope_backward)(const NormRopeBackward& args, int64_t begin, int64_t end, float* dweight);
 };
 
 // Those of this process's instruction set.

@@ -8,9 +8,8 @@ oarlock_status oarlock_swiglu(const float* gate, int64_t gate_stride, const floa
         return OARLOCK_INVALID_ARGUMENT;
     }
     const oarlock::SwigluForward args = {gate, gate_stride, up, up_stride, y, y_stride, width};
-    oarlock::split_rows(num_rows, width, num_threads, [&](int64_t begin, int64_t end) {
-        oarlock::row_kernels().swiglu_forward(args, begin, end);
-    });
+    oarlock::split_rows(num_rows, width, num_threads,
+                        [&](int64_t begin, int64_t end) { oarlock::row_kernels().swiglu_forward(args, begin, end); });
     return OARLOCK_OK;
 }
 
@@ -21,10 +20,9 @@ oarlock_status oarlock_swiglu_backward(const float* dy, int64_t dy_stride, const
     if (num_rows < 0 || width < 0 || num_threads < 1) {
         return OARLOCK_INVALID_ARGUMENT;
     }
-    const oarlock::SwigluBackward args = {dy,        dy_stride, gate,         gate_stride, up,   up_stride,
-                                          dgate,     dgate_stride, dup,       dup_stride,  width};
-    oarlock::split_rows(num_rows, width, num_threads, [&](int64_t begin, int64_t end) {
-        oarlock::row_kernels().swiglu_backward(args, begin, end);
-    });
+    const oarlock::SwigluBackward args = {dy,    dy_stride,    gate, gate_stride, up,   up_stride,
+                                          dgate, dgate_stride, dup,  dup_stride,  width};
+    oarlock::split_rows(num_rows, width, num_threads,
+                        [&](int64_t begin, int64_t end) { oarlock::row_kernels().swiglu_backward(args, begin, end); });
     return OARLOCK_OK;
 }

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch  # first: it brings the OpenMP runtime that the core shares with it
 from torch import Tensor
 
-ABI = 3
+ABI = 4
 
 _LIBRARY_NAME = "liboarlock.dylib" if sys.platform == "darwin" else "liboarlock.so"
 
@@ -33,6 +33,31 @@ class _ColumnMask(ctypes.Structure):
     ]
 
 
+class Heads(ctypes.Structure):
+    """Vectors of a token's heads in memory: see ``oarlock_heads`` in the C header."""
+
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("token_stride", ctypes.c_int64),
+        ("head_stride", ctypes.c_int64),
+    ]
+
+
+class Rotation(ctypes.Structure):
+    """Angles and sizes of a rotary embedding: see ``oarlock_rotation`` in the C header."""
+
+    _fields_ = [
+        ("cos", ctypes.c_void_p),
+        ("sin", ctypes.c_void_p),
+        ("num_angles", ctypes.c_int64),
+        ("num_tokens", ctypes.c_int64),
+        ("num_heads", ctypes.c_int64),
+        ("head_dim", ctypes.c_int64),
+    ]
+
+
+_HEADS, _ROTATION = ctypes.POINTER(Heads), ctypes.POINTER(Rotation)
+
 _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "oarlock_version": (ctypes.c_char_p, []),
     "oarlock_isa": (ctypes.c_char_p, []),
@@ -47,7 +72,7 @@ _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     ),
     "oarlock_mask_visible_per_key": (
         ctypes.c_int,
-        [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p],
+        [ctypes.c_void_p, *[ctypes.c_int64] * 5, ctypes.c_void_p],
     ),
     "oarlock_mask_row_spans": (
         ctypes.c_int,
@@ -72,6 +97,25 @@ _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "oarlock_swiglu_backward": (
         ctypes.c_int,
         [*[ctypes.c_void_p, ctypes.c_int64] * 5, *[ctypes.c_int64] * 2, ctypes.c_int32],
+    ),
+    "oarlock_softmax_cross_entropy": (
+        ctypes.c_int,
+        [
+            *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_float, ctypes.c_void_p, ctypes.c_int32),
+            *(ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int32),
+        ],
+    ),
+    "oarlock_rope": (
+        ctypes.c_int,
+        [_ROTATION, _HEADS, _HEADS, *[ctypes.c_int32] * 3],
+    ),
+    "oarlock_norm_rope": (
+        ctypes.c_int,
+        [_ROTATION, _HEADS, ctypes.c_void_p, ctypes.c_float, ctypes.c_void_p, _HEADS, ctypes.c_int32],
+    ),
+    "oarlock_norm_rope_backward": (
+        ctypes.c_int,
+        [_ROTATION, _HEADS, _HEADS, *[ctypes.c_void_p] * 2, _HEADS, ctypes.c_void_p, ctypes.c_int32],
     ),
 }
 
@@ -187,6 +231,12 @@ def _column_mask(bounds: Tensor, causal: bool, seqlen_q: int) -> _ColumnMask:
     return _ColumnMask(bounds.data_ptr(), num_masks, seqlen_q, seqlen_k, num_bounds, int(causal))
 
 
+def _check_rectangle(mask: _ColumnMask, rows: tuple[int, int], keys: tuple[int, int]) -> None:
+    for name, (begin, end), size in (("rows", rows, mask.seqlen_q), ("keys", keys, mask.seqlen_k)):
+        if not 0 <= begin <= end <= size:
+            raise ValueError(f"{name} must be a range inside [0, {size}), got {(begin, end)}")
+
+
 def mask_visible_per_row(bounds: Tensor, *, causal: bool, seqlen_q: int) -> Tensor:
     """Number of keys that each query row sees.
 
@@ -223,17 +273,20 @@ def mask_visible_per_tile(bounds: Tensor, *, causal: bool, seqlen_q: int, block_
     return counts
 
 
-def mask_visible_per_key(bounds: Tensor, *, causal: bool, seqlen_q: int, index: int, rows: tuple[int, int]) -> Tensor:
-    """Number of the rows ``[rows[0], rows[1])`` that see each key of mask ``index``.
+def mask_visible_per_key(
+    bounds: Tensor, *, causal: bool, seqlen_q: int, index: int, rows: tuple[int, int], keys: tuple[int, int]
+) -> Tensor:
+    """Number of the given rows that see each of the given keys of mask ``index``.
 
-    Args: as :func:`mask_visible_per_row`.
+    Args: as :func:`mask_visible_per_row`; ``rows`` and ``keys`` are half-open ranges inside the mask.
 
     Returns:
-        int64 [Sk].
+        int64 [keys].
     """
     mask = _column_mask(bounds, causal, seqlen_q)
-    counts = torch.empty(bounds.shape[1], dtype=torch.int64)
-    call("oarlock_mask_visible_per_key", ctypes.byref(mask), index, *rows, counts.data_ptr())
+    _check_rectangle(mask, rows, keys)
+    counts = torch.empty(keys[1] - keys[0], dtype=torch.int64)
+    call("oarlock_mask_visible_per_key", ctypes.byref(mask), index, *rows, *keys, counts.data_ptr())
     return counts
 
 
@@ -266,9 +319,7 @@ def mask_bias(
         float32 [rows, keys].
     """
     mask = _column_mask(bounds, causal, seqlen_q)
-    for name, (begin, end), size in (("rows", rows, seqlen_q), ("keys", keys, bounds.shape[1])):
-        if not 0 <= begin <= end <= size:
-            raise ValueError(f"{name} must be a range inside [0, {size}), got {(begin, end)}")
+    _check_rectangle(mask, rows, keys)
     bias = torch.empty(rows[1] - rows[0], keys[1] - keys[0], dtype=torch.float32)
     call("oarlock_mask_bias", ctypes.byref(mask), index, *rows, *keys, bias.data_ptr())
     return bias
