@@ -56,7 +56,7 @@ def test_reorder_and_crop():
 
 
 def test_errors_name_the_number():
-    with pytest.raises(ValueError, match="num_layers.*got 0"):
+    with pytest.raises(ValueError, match=r"num_layers.*got 0"):
         KeyValueCache(0)
     cache = KeyValueCache(1)
     step = torch.zeros(2, 1, 1, 1)

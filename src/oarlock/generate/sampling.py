@@ -16,6 +16,9 @@ import torch
 from torch import Tensor
 
 
+_FIRST_SORTED = 64
+
+
 @dataclass(frozen=True)
 class Sampling:
     """How the next token is chosen. The defaults sample from the model's own distribution."""
@@ -55,19 +58,10 @@ def filter_logits(logits_BV: Tensor, sampling: Sampling) -> Tensor:
         one point: tokens tied with the last one that top-p keeps are kept too.
     """
     scores_BV = logits_BV / sampling.temperature
-    num_survivors = scores_BV.shape[-1]
-    if sampling.top_k is not None and sampling.top_k < num_survivors:
-        floor_B1 = scores_BV.topk(sampling.top_k, dim=-1).values[:, -1:]
-        scores_BV = _drop(scores_BV, scores_BV < floor_B1)
-        # Ties may leave more than k; counting them spares top-p a sort of the whole vocabulary.
-        num_survivors = int((scores_BV >= floor_B1).sum(dim=-1).max()) if sampling.top_p < 1 else num_survivors
+    if sampling.top_k is not None and sampling.top_k < scores_BV.shape[-1]:
+        scores_BV = _drop(scores_BV, scores_BV < scores_BV.topk(sampling.top_k, dim=-1).values[:, -1:])
     if sampling.top_p < 1:
-        # A token stays while the tokens before it hold less than p.
-        sorted_BK = scores_BV.topk(num_survivors, dim=-1).values
-        before_BK = sorted_BK.softmax(dim=-1).cumsum(dim=-1).roll(1, dims=-1)
-        before_BK[:, 0] = 0
-        last_B1 = (before_BK < sampling.top_p).sum(dim=-1, keepdim=True) - 1
-        scores_BV = _drop(scores_BV, scores_BV < sorted_BK.gather(-1, last_B1))
+        scores_BV = _drop(scores_BV, scores_BV < _nucleus_floor(scores_BV, sampling.top_p))
     if sampling.min_p > 0:
         probabilities_BV = scores_BV.softmax(dim=-1)
         floor_B1 = sampling.min_p * probabilities_BV.amax(dim=-1, keepdim=True)
@@ -131,6 +125,23 @@ class Sampler:
         target_B1 = uniform_B1.to(cumulative_BV.device) * cumulative_BV[:, -1:]
         # right=True finds the first token whose cumulative sum exceeds the target: never one of probability 0.
         return torch.searchsorted(cumulative_BV, target_B1, right=True).squeeze(1)
+
+
+def _nucleus_floor(scores_BV: Tensor, top_p: float) -> Tensor:
+    """Score [B, 1] of the last token that top-p keeps: a token stays while the tokens before it hold less than p.
+
+    The nucleus is mostly small, so a few of the best are sorted first, and more only if they do not hold p.
+    """
+    log_total_B1 = scores_BV.logsumexp(dim=-1, keepdim=True)
+    num_sorted = 0
+    while True:
+        num_sorted = min(max(_FIRST_SORTED, 8 * num_sorted), scores_BV.shape[-1])
+        sorted_BK = scores_BV.topk(num_sorted, dim=-1).values
+        held_BK = (sorted_BK - log_total_B1).exp().cumsum(dim=-1)
+        if num_sorted == scores_BV.shape[-1] or (held_BK[:, -1] >= top_p).all():
+            break
+    num_kept_B1 = 1 + (held_BK[:, :-1] < top_p).sum(dim=-1, keepdim=True)
+    return sorted_BK.gather(-1, num_kept_B1 - 1)
 
 
 def _drop(scores_BV: Tensor, removed_BV: Tensor) -> Tensor:
