@@ -8,8 +8,7 @@
 
 oarlock_status oarlock_mask_bias(const oarlock_column_mask* mask, int64_t index, int64_t row_begin, int64_t row_end,
                                  int64_t key_begin, int64_t key_end, float* bias) {
-    if (!oarlock::is_valid(mask) || index < 0 || index >= mask->num_masks || row_begin < 0 || row_end < row_begin ||
-        row_end > mask->seqlen_q || key_begin < 0 || key_end < key_begin || key_end > mask->seqlen_k) {
+    if (!oarlock::is_valid_rectangle(mask, index, {row_begin, row_end}, {key_begin, key_end})) {
         return OARLOCK_INVALID_ARGUMENT;
     }
     const int64_t width = key_end - key_begin;

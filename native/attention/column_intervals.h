@@ -32,6 +32,11 @@ inline bool is_valid(const oarlock_column_mask* mask) {
     return mask->causal ? n == 1 || n == 2 : n == 2 || n == 4;
 }
 
+inline bool is_valid_rectangle(const oarlock_column_mask* mask, int64_t index, RowInterval rows, RowInterval keys) {
+    return is_valid(mask) && 0 <= index && index < mask->num_masks && 0 <= rows.begin && rows.begin <= rows.end &&
+           rows.end <= mask->seqlen_q && 0 <= keys.begin && keys.begin <= keys.end && keys.end <= mask->seqlen_k;
+}
+
 inline RowInterval clipped(int64_t begin, int64_t end, int64_t seqlen_q) {
     begin = std::clamp<int64_t>(begin, 0, seqlen_q);
     end = std::clamp<int64_t>(end, begin, seqlen_q);

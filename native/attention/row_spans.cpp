@@ -14,18 +14,21 @@ namespace {
 // Hands out each row once: claim(rows, f) calls f for those rows of the interval that nobody claimed before.
 class UnclaimedRows {
   public:
-    explicit UnclaimedRows(int64_t num_rows) : next_(static_cast<size_t>(num_rows) + 1) {
+    explicit UnclaimedRows(int64_t num_rows) : next_(static_cast<size_t>(num_rows) + 1), num_left_(num_rows) {
         std::iota(next_.begin(), next_.end(), size_t{0});
     }
 
     template <typename Function>
     void claim(RowInterval rows, Function&& function) {
         const auto end = static_cast<size_t>(rows.end);
-        for (size_t row = find(static_cast<size_t>(rows.begin)); row < end; row = find(row)) {
+        for (size_t row = find(static_cast<size_t>(rows.begin)); row < end; row = find(row + 1)) {
             function(static_cast<int64_t>(row));
-            next_[row] = row + 1;
+            next_[row] = end;
+            --num_left_;
         }
     }
+
+    bool is_empty() const { return num_left_ == 0; }
 
   private:
     // Union-find with path halving: the first unclaimed row at or after `row`.
@@ -38,19 +41,20 @@ class UnclaimedRows {
     }
 
     std::vector<size_t> next_;
+    int64_t num_left_;
 };
 
 void row_spans(const oarlock_column_mask& mask, int64_t index, int64_t* first, int64_t* last) {
     std::fill_n(first, mask.seqlen_q, 0);
     std::fill_n(last, mask.seqlen_q, 0);
     UnclaimedRows ascending(mask.seqlen_q);
-    for (int64_t key = 0; key < mask.seqlen_k; ++key) {
+    for (int64_t key = 0; key < mask.seqlen_k && !ascending.is_empty(); ++key) {
         for (const RowInterval& rows : visible_intervals(mask, index, key)) {
             ascending.claim(rows, [&](int64_t row) { first[row] = key; });
         }
     }
     UnclaimedRows descending(mask.seqlen_q);
-    for (int64_t key = mask.seqlen_k - 1; key >= 0; --key) {
+    for (int64_t key = mask.seqlen_k - 1; key >= 0 && !descending.is_empty(); --key) {
         for (const RowInterval& rows : visible_intervals(mask, index, key)) {
             descending.claim(rows, [&](int64_t row) { last[row] = key + 1; });
         }

@@ -74,17 +74,17 @@ oarlock_status oarlock_mask_visible_per_row(const oarlock_column_mask* mask, int
 }
 
 oarlock_status oarlock_mask_visible_per_key(const oarlock_column_mask* mask, int64_t index, int64_t row_begin,
-                                            int64_t row_end, int64_t* counts) {
-    if (!oarlock::is_valid(mask) || index < 0 || index >= mask->num_masks) {
+                                            int64_t row_end, int64_t key_begin, int64_t key_end, int64_t* counts) {
+    if (!oarlock::is_valid_rectangle(mask, index, {row_begin, row_end}, {key_begin, key_end})) {
         return OARLOCK_INVALID_ARGUMENT;
     }
-    for (int64_t key = 0; key < mask->seqlen_k; ++key) {
+    for (int64_t key = key_begin; key < key_end; ++key) {
         int64_t visible = 0;
         for (const oarlock::RowInterval& rows : oarlock::visible_intervals(*mask, index, key)) {
             const int64_t overlap = std::min(rows.end, row_end) - std::max(rows.begin, row_begin);
             visible += std::max<int64_t>(overlap, 0);
         }
-        counts[key] = visible;
+        counts[key - key_begin] = visible;
     }
     return OARLOCK_OK;
 }

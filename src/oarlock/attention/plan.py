@@ -24,7 +24,7 @@ from oarlock.attention.masks import ColumnMask
 
 Range = tuple[int, int]
 
-TILE_ROWS = 128
+TILE_ROWS = 192
 """Rows of a tile where the mask has no simple shape: fewer waste kernel speed, more waste hidden pairs."""
 MIN_RUN = 16
 """A simple run shorter than this is not worth a kernel call of its own."""
@@ -96,6 +96,19 @@ class TilePlan:
             self._bias_bytes += values.nbytes
         return bias
 
+    def __post_init__(self) -> None:
+        mask = self.mask
+        self.covers_rows = all(_is_partition([tile.rows for tile in t], mask.seqlen_q) for t in self.tiles)
+        """Every row belongs to a tile."""
+        self.covers_keys_once = all(
+            _is_partition([segment.keys for tile in t for segment in tile.segments], mask.seqlen_k) for t in self.tiles
+        )
+        """Every key belongs to exactly one segment of its mask."""
+
+        everything = RowTile((0, mask.seqlen_q), (Segment((0, mask.seqlen_k), Kind.FULL),))
+        self.is_one_rectangle = len(self.tiles) == 1 and self.tiles[0] == [everything]
+        """Every row sees every key (a decoding step, for example)."""
+
     @property
     def computed_pairs(self) -> int:
         """Pairs that the plan computes, counting a causal square as a whole."""
@@ -105,6 +118,11 @@ class TilePlan:
             for tile in tiles
             for segment in tile.segments
         )
+
+
+def _is_partition(ranges: list[Range], size: int) -> bool:
+    borders = [0, *(end for _, end in sorted(ranges))]
+    return sum(end - begin for begin, end in ranges) == size == borders[-1] and sorted(borders) == borders
 
 
 def tile_plan(mask: ColumnMask) -> TilePlan:
@@ -206,11 +224,13 @@ class _Rows:
     def _general_tile(self, rows: Range) -> RowTile:
         begin, end = rows
         mask = self.mask
+        sees = self.count[begin:end] > 0
+        keys = (int(self.first[begin:end][sees].min()), int(self.last[begin:end].max()))
         counts = _native.mask_visible_per_key(
-            mask.flat_bounds, causal=mask.causal, seqlen_q=mask.seqlen_q, index=self.index, rows=rows
+            mask.flat_bounds, causal=mask.causal, seqlen_q=mask.seqlen_q, index=self.index, rows=rows, keys=keys
         ).numpy()
         segments = []
-        for (key_begin, key_end), kind in _segments(counts, end - begin):
+        for (key_begin, key_end), kind in _segments(counts, end - begin, keys[0]):
             pattern = None
             if kind is Kind.PARTIAL and self.is_span[begin:end].all():
                 relative = np.stack([self.first[begin:end], self.last[begin:end]]) - key_begin
@@ -219,21 +239,21 @@ class _Rows:
         return RowTile(rows, tuple(segments))
 
 
-def _segments(counts: np.ndarray, num_rows: int) -> list[tuple[Range, Kind]]:
+def _segments(counts: np.ndarray, num_rows: int, first_key: int) -> list[tuple[Range, Kind]]:
     """Cuts the keys of a tile by how many of its rows see them, with short pieces joined to their neighbours."""
     kind_of_key = np.where(counts == num_rows, 2, np.where(counts > 0, 1, 0))
     borders = [0, *(np.flatnonzero(np.diff(kind_of_key)) + 1).tolist(), len(counts)]
-    pieces = [(begin, end, int(kind_of_key[begin])) for begin, end in pairwise(borders)]
-    while pieces and pieces[0][2] == 0:
-        pieces.pop(0)
-    while pieces and pieces[-1][2] == 0:
-        pieces.pop()
-    if len(pieces) > 1:
-        minimum = {0: MIN_GAP_KEYS, 1: 0, 2: MIN_FULL_KEYS}
-        pieces = [(b, e, kind if e - b >= minimum[kind] else 1) for b, e, kind in pieces]
+    minimum = {0: MIN_GAP_KEYS, 1: 0, 2: MIN_FULL_KEYS if len(borders) > 2 else 0}
     joined: list[tuple[int, int, int]] = []
-    for begin, end, kind in pieces:
+    for begin, end in pairwise(borders):
+        kind = int(kind_of_key[begin])
+        if end - begin < minimum[kind]:
+            kind = 1
         if joined and kind == joined[-1][2]:
             begin = joined.pop()[0]
         joined.append((begin, end, kind))
-    return [((begin, end), Kind.FULL if kind == 2 else Kind.PARTIAL) for begin, end, kind in joined if kind]
+    return [
+        ((first_key + begin, first_key + end), Kind.FULL if kind == 2 else Kind.PARTIAL)
+        for begin, end, kind in joined
+        if kind
+    ]

@@ -47,7 +47,10 @@ def aten(
 ) -> tuple[Tensor, Tensor]:
     """Attention by row tiles; float32 inside the backward for half dtypes, whose CPU kernel is far slower."""
     assert block_mask is None
-    return _TiledAttention.apply(query, key, value, tile_plan(mask), scale)  # type: ignore[return-value]
+    plan = tile_plan(mask)
+    if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
+        return _TiledAttention.apply(query, key, value, plan, scale)  # type: ignore[return-value]
+    return _forward(query, key, value, plan, scale, may_return_view=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +100,12 @@ def _heads_first(x_BSHD: Tensor, head_dim: int, dtype: torch.dtype) -> Tensor:
     return x.transpose(1, 2)
 
 
+def _new(like_BSHD: Tensor, head_dim: int, *, is_covered: bool, dtype: torch.dtype | None = None) -> Tensor:
+    """[B, S, H, head_dim] to write to; zeros where the tiles do not write every entry first."""
+    make = like_BSHD.new_empty if is_covered else like_BSHD.new_zeros
+    return make((*like_BSHD.shape[:3], head_dim), dtype=dtype)
+
+
 def _bias(plan: TilePlan, index: int, tile: RowTile, segment: Segment, dtype: torch.dtype) -> Bias | None:
     if segment.kind is not Kind.PARTIAL:
         return None
@@ -133,9 +142,16 @@ def _tile_forward(
 
 
 def _tile_backward(
-    plan: TilePlan, index: int, tile: RowTile, of_rows: list[Tensor], of_keys: list[Tensor], scale: float
+    plan: TilePlan,
+    index: int,
+    tile: RowTile,
+    of_rows: list[Tensor],
+    of_keys: list[Tensor],
+    *,
+    keys_once: bool,
+    scale: float,
 ) -> None:
-    """Adds the share of one row tile to dQ (in ``of_rows``), dK and dV (in ``of_keys``)."""
+    """Writes dQ (in ``of_rows``) of one row tile and adds its shares of dK and dV (in ``of_keys``)."""
     do_t, q_t, o_t, lse_t, dq_t = of_rows
     for segment in tile.segments:
         k_s, v_s, dk_s, dv_s = (_rows(x, segment.keys) for x in of_keys)
@@ -145,8 +161,34 @@ def _tile_backward(
             attn_mask=None if bias is None else bias.values,
             scale=scale,
         )
-        for total, share in zip((dq_t, dk_s, dv_s), shares, strict=True):
-            total.add_(share)
+        (dq_t.copy_ if segment is tile.segments[0] else dq_t.add_)(shares[0])
+        for total, share in ((dk_s, shares[1]), (dv_s, shares[2])):
+            (total.copy_ if keys_once else total.add_)(share)
+
+
+def _forward(
+    query: Tensor, key: Tensor, value: Tensor, plan: TilePlan, scale: float, *, may_return_view: bool
+) -> tuple[Tensor, Tensor]:
+    batch, seqlen_q, num_heads, head_dim = query.shape
+    # Fast for bfloat16 as it is; half precision has no fast CPU kernel.
+    dtype = torch.float32 if query.dtype == torch.float16 else query.dtype
+    width, value_dim = max(head_dim, value.shape[3]), value.shape[3]
+    q, k, v = (_heads_first(x, width, dtype) for x in (query, key, value))
+    if plan.is_one_rectangle and may_return_view:
+        out_BHSD, lse = _FORWARD(q, k, v, 0.0, False, scale=scale)
+        return out_BHSD.transpose(1, 2)[..., :value_dim].to(query.dtype), lse
+    out = _new(query, value_dim, is_covered=plan.covers_rows)
+    lse_dtype = torch.promote_types(dtype, torch.float32)
+    lse = q.new_full((batch, num_heads, seqlen_q), float("-inf"), dtype=lse_dtype)
+    out_BHSD = out.transpose(1, 2)
+    for part in _parts(plan, batch, num_heads, key.shape[2]):
+        q_p, k_p, v_p = part.of_queries(q), part.of_keys(k), part.of_keys(v)
+        out_p, lse_p = part.of_queries(out_BHSD), part.of_queries(lse)
+        for tile in part.tiles:
+            out_tile, lse_tile = _tile_forward(plan, part.index, tile, _rows(q_p, tile.rows), k_p, v_p, scale)
+            _rows(out_p, tile.rows).copy_(out_tile[..., :value_dim])
+            _rows(lse_p, tile.rows).copy_(lse_tile)
+    return out, lse
 
 
 class _TiledAttention(torch.autograd.Function):
@@ -154,22 +196,8 @@ class _TiledAttention(torch.autograd.Function):
     def forward(
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, plan: TilePlan, scale: float
     ) -> tuple[Tensor, Tensor]:
-        batch, seqlen_q, num_heads, head_dim = query.shape
-        # Fast for bfloat16 as it is; half precision has no fast CPU kernel.
-        dtype = torch.float32 if query.dtype == torch.float16 else query.dtype
-        width = max(head_dim, value.shape[3])
-        q, k, v = (_heads_first(x, width, dtype) for x in (query, key, value))
-        out = query.new_zeros(batch, seqlen_q, num_heads, value.shape[3])
-        lse_dtype = torch.promote_types(dtype, torch.float32)
-        lse = q.new_full((batch, num_heads, seqlen_q), float("-inf"), dtype=lse_dtype)
-        out_BHSD = out.transpose(1, 2)
-        for part in _parts(plan, batch, num_heads, key.shape[2]):
-            q_p, k_p, v_p = part.of_queries(q), part.of_keys(k), part.of_keys(v)
-            out_p, lse_p = part.of_queries(out_BHSD), part.of_queries(lse)
-            for tile in part.tiles:
-                out_tile, lse_tile = _tile_forward(plan, part.index, tile, _rows(q_p, tile.rows), k_p, v_p, scale)
-                _rows(out_p, tile.rows).copy_(out_tile[..., : value.shape[3]])
-                _rows(lse_p, tile.rows).copy_(lse_tile)
+        # A view made in here could not be changed in place by the caller.
+        out, lse = _forward(query, key, value, plan, scale, may_return_view=False)
         ctx.save_for_backward(query, key, value, out, lse)
         ctx.plan, ctx.scale = plan, scale
         ctx.set_materialize_grads(False)
@@ -196,12 +224,15 @@ class _TiledAttention(torch.autograd.Function):
             do[..., value_dim] = grad_lse.masked_fill(is_blind, 0)
         # exp(-inf - lse) must be 0 for the rows that see nothing.
         lse = lse.masked_fill(is_blind, 0)
-        dq, dk, dv = (torch.zeros_like(x.transpose(1, 2)).transpose(1, 2) for x in (q, k, v))
+        keys_once = plan.covers_keys_once and plan.mask.num_heads <= key.shape[2]
+        dq = _new(query, width, is_covered=plan.covers_rows, dtype=dtype).transpose(1, 2)
+        dk, dv = (_new(key, width, is_covered=keys_once, dtype=dtype).transpose(1, 2) for _ in range(2))
         for part in _parts(plan, query.shape[0], query.shape[2], key.shape[2]):
             of_queries = [part.of_queries(x) for x in (do, q, o, lse, dq)]
             of_keys = [part.of_keys(x) for x in (k, v, dk, dv)]
             for tile in part.tiles:
-                _tile_backward(plan, part.index, tile, [_rows(x, tile.rows) for x in of_queries], of_keys, ctx.scale)
+                of_rows = [_rows(x, tile.rows) for x in of_queries]
+                _tile_backward(*(plan, part.index, tile, of_rows, of_keys), keys_once=keys_once, scale=ctx.scale)
         dq, dk, dv = (
             x.transpose(1, 2)[..., :size].to(query.dtype)
             for x, size in ((dq, head_dim), (dk, head_dim), (dv, value_dim))
