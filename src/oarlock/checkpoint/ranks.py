@@ -29,7 +29,7 @@ class Ranks:
         """The JSON values of all ranks, on every rank; also a barrier."""
         if self.size == 1:
             return [value]
-        device = _communication_device(self._group)
+        device = communication_device(self._group)
         data = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8).to(device)
         sizes = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(self.size)]
         dist.all_gather(sizes, torch.tensor([len(data)], device=device), group=self._group)
@@ -71,7 +71,7 @@ def describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}" if not isinstance(error, CheckpointError) else str(error)
 
 
-def _communication_device(group: dist.ProcessGroup | None) -> torch.device:
+def communication_device(group: dist.ProcessGroup | None) -> torch.device:
     """The CPU if the group has a backend for it, else the current CUDA device (a group with NCCL only)."""
     if "cpu:" in dist.get_backend_config(group):
         return torch.device("cpu")

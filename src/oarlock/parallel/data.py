@@ -1,0 +1,172 @@
+"""Data parallelism by hand: replicas start equal, average their gradients, and can prove that they stayed equal.
+
+All functions take the group of the replicas, such as `mesh.group("data")`; None means all processes if
+torch.distributed is initialised and this process alone otherwise. Alone, they return at once.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from oarlock.checkpoint.ranks import communication_device
+from oarlock.digest import digest64
+
+Group = dist.ProcessGroup | None
+
+_BUCKET_BYTES = 32 << 20
+_MAX_IN_FLIGHT = 2
+
+
+def group_size(group: Group = None) -> int:
+    """Number of processes in a group."""
+    return dist.get_world_size(group) if dist.is_available() and dist.is_initialized() else 1
+
+
+@torch.no_grad()
+def reduce_gradients(
+    parameters: Iterable[Tensor], group: Group = None, *, mean: bool = True, bucket_bytes: int = _BUCKET_BYTES
+) -> None:
+    """Replace every gradient by its mean (or sum) over the group; call it after backward on all ranks.
+
+    Gradients travel in flat buckets, in the order of `parameters`, so every run adds in the same order. A parameter
+    that has a gradient on some ranks only counts as zero on the others; without one on any rank it keeps none.
+
+    Args:
+        parameters: the same on every rank, in the same order; those that require no gradient are skipped.
+        mean: divide by the size of the group; use False where the loss is already divided by the global token count.
+        bucket_bytes: size of a flat bucket.
+
+    Raises:
+        TypeError: a sparse gradient.
+    """
+    num_ranks = group_size(group)
+    if num_ranks == 1:
+        return
+    pending: deque[_Bucket] = deque()
+    for members in _fill(parameters, bucket_bytes):
+        pending.append(_Bucket(members, group))
+        if len(pending) > _MAX_IN_FLIGHT:
+            pending.popleft().finish(num_ranks if mean else 1)
+    while pending:
+        pending.popleft().finish(num_ranks if mean else 1)
+
+
+class _Bucket:
+    """Gradients on their way: a flat copy, headed by one flag per parameter that says whether it has a gradient."""
+
+    def __init__(self, members: list[Tensor], group: Group) -> None:
+        self._members = members
+        for p in members:
+            if p.grad is not None and p.grad.layout != torch.strided:
+                raise TypeError(f"a sparse gradient (shape {tuple(p.shape)}) cannot be reduced; use dense embeddings")
+        flags = torch.tensor([float(p.grad is not None) for p in members]).to(members[0].device, members[0].dtype)
+        grads = [p.new_zeros(p.numel()) if p.grad is None else p.grad.reshape(-1) for p in members]
+        self._flat = torch.cat([flags, *grads])
+        self._work = dist.all_reduce(self._flat, group=group, async_op=True)
+
+    def finish(self, divisor: int) -> None:
+        assert self._work is not None
+        self._work.wait()
+        sizes = [p.numel() for p in self._members]
+        flags, *parts = self._flat.split([len(sizes), *sizes])
+        if divisor > 1:
+            self._flat[len(sizes) :].div_(divisor)
+        # on a GPU reading the flags waits for it, so only a rank that lacks a gradient does
+        present = None if all(p.grad is not None for p in self._members) else flags.tolist()
+        for i, (p, part) in enumerate(zip(self._members, parts, strict=True)):
+            if p.grad is not None:
+                p.grad.copy_(part.view_as(p))
+            elif present and present[i]:
+                p.grad = part.view_as(p).clone()
+
+
+def _fill(parameters: Iterable[Tensor], bucket_bytes: int) -> Iterable[list[Tensor]]:
+    """Buckets of parameters of one dtype and device, in order."""
+    open_buckets: dict[tuple[torch.dtype, torch.device], tuple[list[Tensor], int]] = {}
+    for p in parameters:
+        if not p.requires_grad:
+            continue
+        kind = (p.dtype, p.device)
+        members, size = open_buckets.pop(kind, ([], 0))
+        members.append(p)
+        size += p.numel() * p.element_size()
+        if size >= bucket_bytes:
+            yield members
+        else:
+            open_buckets[kind] = (members, size)
+    yield from (members for members, _ in open_buckets.values())
+
+
+@torch.no_grad()
+def broadcast_tensors(tensors: Iterable[Tensor], group: Group = None, *, source: int = 0) -> None:
+    """Overwrite the tensors of all ranks with those of one rank, bit for bit (parameters and buffers, any dtype).
+
+    Args:
+        tensors: same shapes, dtypes and order on every rank.
+        source: rank within the group whose values all get.
+    """
+    if group_size(group) == 1:
+        return
+    for tensor in tensors:
+        if tensor.numel():
+            contiguous = tensor.detach().contiguous()
+            data = contiguous.as_strided((contiguous.numel(),), (1,)).view(torch.uint8)
+            dist.broadcast(data, group=group or dist.group.WORLD, group_src=source)
+            if contiguous.data_ptr() != tensor.data_ptr():
+                tensor.copy_(contiguous)
+
+
+def check_replicas(named_tensors: Iterable[tuple[str, Tensor]], group: Group = None) -> None:
+    """Raise unless all ranks hold the same tensors, bit for bit; compares digests, so little is sent.
+
+    Args:
+        named_tensors: as from module.named_parameters().
+
+    Raises:
+        RuntimeError: names the tensors that differ and the ranks that disagree with rank 0 of the group.
+    """
+    num_ranks = group_size(group)
+    if num_ranks == 1:
+        return
+    names, digests = [], []
+    for name, tensor in named_tensors:
+        names.append(name)
+        digests.append(_signed(digest64(tensor)))
+    listing = _signed(digest64(torch.frombuffer(bytearray("\n".join(names).encode() + b"\n"), dtype=torch.uint8)))
+    device = communication_device(group)
+    listings = _all_gather(torch.tensor([listing], device=device), num_ranks, group)
+    others = [rank for rank in range(num_ranks) if not torch.equal(listings[rank], listings[0])]
+    if others:
+        raise RuntimeError(
+            f"ranks {others} have tensors of other names than rank 0; this rank has {len(names)} tensors"
+        )
+    gathered = _all_gather(torch.tensor(digests, device=device, dtype=torch.int64), num_ranks, group)
+    table = torch.stack(gathered).cpu()
+    differs = table != table[0]
+    if bool(differs.any()):
+        ranks = differs.any(1).nonzero().flatten().tolist()
+        wrong = [names[i] for i in differs.any(0).nonzero().flatten().tolist()]
+        listed = ", ".join(wrong[:5]) + (", ..." if len(wrong) > 5 else "")
+        raise RuntimeError(f"{len(wrong)} of {len(names)} tensors on ranks {ranks} differ from rank 0's: {listed}")
+
+
+def sum_scalars(values: Sequence[float], group: Group = None) -> list[float]:
+    """Sum each of some numbers over the ranks in float64 (losses, token counts); as many on every rank."""
+    total = torch.tensor([float(value) for value in values], dtype=torch.float64)
+    if group_size(group) > 1:
+        total = total.to(communication_device(group))
+        dist.all_reduce(total, group=group)
+    return total.tolist()
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 64) if value >= 1 << 63 else value
+
+
+def _all_gather(tensor: Tensor, num_ranks: int, group: Group) -> list[Tensor]:
+    parts = [torch.empty_like(tensor) for _ in range(num_ranks)]
+    dist.all_gather(parts, tensor, group=group)
+    return parts
