@@ -8,8 +8,10 @@ import pytest
 
 from oarlock.cli.main import main
 from oarlock.models import Decoder
+from oarlock.parallel import Mesh
 from oarlock.train.build import decoder_config
 from oarlock.train.config import load_config
+from tiny_run import TINY, write_corpus
 
 
 @pytest.fixture
@@ -95,3 +97,20 @@ def test_what_does_not_fit_is_named(
     captured = capsys.readouterr()
     assert message in captured.err
     assert captured.out == ""
+
+
+def test_with_the_data_the_plan_has_the_steps_of_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from oarlock.train.loop import Trainer
+
+    corpus = write_corpus(tmp_path / "corpus")
+    path = tmp_path / "tiny.toml"
+    path.write_text(TINY.format(corpus=corpus, cache=tmp_path / "cache", out=tmp_path / "run"))
+    budget = ["--train.steps", "0", "--train.flops", "1e10"]
+    assert main(["plan", str(path), "--read-data", "--peak", "1e12", "--json", *budget]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    trainer = Trainer(load_config(path, budget), resume="never", mesh=Mesh.build())
+    trainer.log.close()
+    assert plan["num_steps"] == trainer.num_steps > 10
+    assert plan["parameters"]["total"] == trainer.model.num_parameters()
+    assert main(["plan", str(path), "--read-data", "--mean-visible", "9"]) == 2
+    assert "leave one of them out" in capsys.readouterr().err

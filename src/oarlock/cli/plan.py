@@ -26,6 +26,11 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         help="keys that a token sees on average; default (S + 1) / 2, the most; packed documents see fewer",
     )
     parser.add_argument(
+        "--read-data",
+        action="store_true",
+        help="take the keys from the packing of the corpus, as the run does (tokenises it if the cache lacks it)",
+    )
+    parser.add_argument(
         "--peak", type=float, metavar="FLOP/S", help="matmul peak of one rank; measured here by default"
     )
     parser.add_argument("--share", type=float, default=0.6, metavar="SHARE", help="share of the peak reached (0.6)")
@@ -40,9 +45,13 @@ def run(args: argparse.Namespace) -> int:
     from oarlock.train.estimate import as_dict, estimate
 
     config = load_config(args.config, args.overrides)
-    vocab_size = planned_vocab_size(config)
+    if args.read_data and args.mean_visible is not None:
+        raise ValueError("--read-data measures what --mean-visible gives; leave one of them out")
+    vocab_size, mean_visible = planned_vocab_size(config), args.mean_visible
+    if args.read_data:
+        vocab_size, mean_visible = _read_data(config)
     architecture = decoder_config(config.model, vocab_size, config.data.sequence_length)
-    plan = estimate(config, architecture, world_size=args.world_size, mean_visible=args.mean_visible)
+    plan = estimate(config, architecture, world_size=args.world_size, mean_visible=mean_visible)
     peak = args.peak
     if peak is None:
         peak = _measured_peak(config, str(choose_device(config.train.device)))
@@ -75,6 +84,18 @@ def planned_vocab_size(config: "TrainConfig") -> int:
         return max(ids) + 1
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path}: not a tokenizer.json with a vocabulary: {error!r}") from None
+
+
+def _read_data(config: "TrainConfig") -> tuple[int, float]:
+    """(entries of the tokenizer, keys that a token of the first epoch sees on average)."""
+    from oarlock.train.build import prepare_data
+    from oarlock.train.data import PackedLoader
+
+    data = prepare_data(config.data, config.model)
+    length = config.data.sequence_length
+    packing = PackedLoader(data.train, length, config.train.batch_size, config.train.seed).packing
+    pieces = packing.lengths.astype(float)
+    return data.vocab_size, float((pieces * (pieces + 1) / 2).sum()) / (packing.num_rows * length)
 
 
 def plan_text(plan: "Estimate", config: "TrainConfig", model_type: str) -> str:
