@@ -70,6 +70,28 @@ def test_run_directory_streaming_and_seed_change_nothing(folder, capsys):
     assert len(texts) == 1
 
 
+def test_first_text_streams(folder, monkeypatch):
+    written = []
+    monkeypatch.setattr("oarlock.cli.generate._write", written.append)
+    assert _run(folder, "ab", "cd", "--max-new-tokens", 20, "--seed", 1) == 0
+    streamed = sum(text != "" for text in written)
+    assert streamed > 5
+    written.clear()
+    assert _run(folder, "ab", "cd", "--max-new-tokens", 20, "--seed", 1, "--no-stream") == 0
+    assert len(written) == 2
+
+
+def test_interrupt_keeps_what_was_written(folder, capsys, monkeypatch):
+    def interrupt(stream, token):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("oarlock.cli.generate.TextStream.push", interrupt)
+    assert _run(folder, "ab") == 130
+    captured = capsys.readouterr()
+    assert captured.out == "ab\n"
+    assert "prefill" in captured.err
+
+
 def test_samples_equal_single_runs_with_their_seeds(folder, capsys):
     options = ["--max-new-tokens", 12, "--top-k", 40, "--top-p", "0.9", "--temperature", "0.8"]
     assert _run(folder, "ab", "a longer prompt", "--num-samples", 2, "--seed", 3, *options) == 0

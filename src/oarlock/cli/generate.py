@@ -57,7 +57,14 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Generate as `args` say; 0, or 130 after Ctrl-C."""
+    """Generate as `args` say; 0, or 130 after Ctrl-C. Warnings become lines on stderr."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", UserWarning)
+        warnings.showwarning = lambda message, *_, **__: print(f"oarlock generate: {message}", file=sys.stderr)
+        return _run(args)
+
+
+def _run(args: argparse.Namespace) -> int:
     if args.num_samples < 1:
         raise ValueError(f"--num-samples must be at least 1, got {args.num_samples}")
     if args.threads is not None:
@@ -75,42 +82,37 @@ def run(args: argparse.Namespace) -> int:
     tokens = [tokenizer.encode(prompt).ids for prompt in prompts]
     streams = [TextStream(tokenizer.decode, ids) for ids in tokens]
     clock = _Clock(len(tokens), sum(max(len(ids), 1) for ids in tokens))
-    live = not args.no_stream
-    pieces: list[list[str]] = [[] for _ in prompts]
+    # Text not printed yet. Each row opens with its prompt; the first one is printed as it comes.
+    pieces = [[_heading(row, len(prompts)) + prompt] for row, prompt in enumerate(prompts)]
 
     def on_token(row: int, token: int) -> None:
-        piece = streams[row].push(token)
-        if row == 0 and live:
-            _write(piece if clock.started else _heading(0, prompts) + prompts[0] + piece)
-        else:
-            pieces[row].append(piece)
+        pieces[row].append(streams[row].push(token))
         clock.tick()
+        if row == 0 and not args.no_stream:
+            _write("".join(pieces[0]))
+            pieces[0].clear()
 
     status = 0
-    with warnings.catch_warnings():
-        warnings.simplefilter("always", UserWarning)
-        warnings.showwarning = lambda message, *_, **__: print(f"oarlock generate: {message}", file=sys.stderr)
-        try:
-            generate(
-                model,
-                tokens,
-                max_new_tokens=args.max_new_tokens,
-                temperature=0.0 if args.greedy else args.temperature,
-                top_k=args.top_k,
-                top_p=args.top_p,
-                min_p=args.min_p,
-                repetition_penalty=args.repetition_penalty,
-                seed=[args.seed + row % args.num_samples for row in range(len(prompts))],
-                eos_id=ends,
-                bos_id=next(iter(begins or ends), None),
-                num_tokens=num_tokens,
-                on_token=on_token,
-            )
-        except KeyboardInterrupt:
-            status = 130
-    for row, prompt in enumerate(prompts):
-        text = "".join(pieces[row]) + streams[row].flush() + "\n"
-        _write(text if row == 0 and live else _heading(row, prompts) + prompt + text)
+    try:
+        generate(
+            model,
+            tokens,
+            max_new_tokens=args.max_new_tokens,
+            temperature=0.0 if args.greedy else args.temperature,
+            top_k=args.top_k,
+            top_p=args.top_p,
+            min_p=args.min_p,
+            repetition_penalty=args.repetition_penalty,
+            seed=[args.seed + row % args.num_samples for row in range(len(prompts))],
+            eos_id=ends,
+            bos_id=next(iter(begins or ends), None),
+            num_tokens=num_tokens,
+            on_token=on_token,
+        )
+    except KeyboardInterrupt:
+        status = 130
+    for row, stream in enumerate(streams):
+        _write("".join(pieces[row]) + stream.flush() + "\n")
     print(clock.summary(), file=sys.stderr)
     return status
 
@@ -217,8 +219,8 @@ def _read_prompts(args: argparse.Namespace) -> list[str]:
     return prompts or [""]
 
 
-def _heading(row: int, prompts: list[str]) -> str:
-    return f"--- {row + 1}/{len(prompts)} ---\n" if len(prompts) > 1 else ""
+def _heading(row: int, num_rows: int) -> str:
+    return f"--- {row + 1}/{num_rows} ---\n" if num_rows > 1 else ""
 
 
 def _write(text: str) -> None:
@@ -235,11 +237,6 @@ class _Clock:
         self._num_new = 0
         self._start = time.perf_counter()
         self._first = self._last = self._start
-
-    @property
-    def started(self) -> bool:
-        """Whether a token has come."""
-        return self._num_new > 0
 
     def tick(self) -> None:
         self._last = time.perf_counter()
