@@ -70,7 +70,7 @@ def load(
     stored = _stored_tensors(directory)
     _drop_redundant(stored, config, directory)
     _check_tensors(slots, stored, directory)
-    model.load_state_dict(_read(slots, stored, dtype, torch.device(device)), assign=True)
+    model.load_state_dict(_read(model, slots, stored, dtype, torch.device(device)), assign=True)
     return model.requires_grad_(True)
 
 
@@ -162,7 +162,7 @@ def _drop_redundant(stored: dict[str, _Stored], config: DecoderConfig, directory
     """Forget tensors that a model may carry along without using them."""
     for name in [name for name in stored if name.endswith("rotary_emb.inv_freq")]:
         del stored[name]  # old files hold RoPE's frequencies, which follow from the configuration
-    if skipped := [name for name in stored if name.startswith(config.family.ignored_weights or ("\0",))]:
+    if skipped := [name for name in stored if name.startswith(config.family.ignored_weights)]:
         warnings.warn(f"{len(skipped)} tensors of {directory} are left out, e.g. {skipped[0]}", stacklevel=3)
         for name in skipped:
             del stored[name]
@@ -193,33 +193,28 @@ def _check_tensors(slots: dict[str, _Slot], stored: dict[str, _Stored], director
 
 
 def _read(
-    slots: dict[str, _Slot], stored: dict[str, _Stored], dtype: torch.dtype | None, device: torch.device
+    model: Decoder,
+    slots: dict[str, _Slot],
+    stored: dict[str, _Stored],
+    dtype: torch.dtype | None,
+    device: torch.device,
 ) -> dict[str, Tensor]:
     """State dict of the Decoder, in fresh memory (never a view of the mapped file)."""
+    shapes = {key: tensor.shape for key, tensor in model.state_dict().items()}
     state: dict[str, Tensor] = {}
-    num_experts = {key: 1 + max(s.expert or 0 for s in slots.values() if s.key == key) for key in _stacks(slots)}
-    for name, slot in slots.items():
-        source = _tensor(stored[name], name)
-        target_dtype = torch.float32 if slot.key.endswith("correction_bias") else dtype or source.dtype
-        if slot.expert is None:
-            shape = slot.shape[1:] if slot.key.endswith("correction_bias") and len(slot.shape) == 2 else slot.shape
-            state[slot.key] = torch.empty(shape, dtype=target_dtype, device=device)
-            state[slot.key].copy_(source.view(shape))
-            continue
-        if slot.key not in state:
-            stack = (num_experts[slot.key], *slot.shape)
-            state[slot.key] = torch.empty(stack, dtype=target_dtype, device=device)
-        elif state[slot.key].dtype != target_dtype:
-            raise ValueError(
-                f"{name} in {stored[name].file} is {source.dtype} but other experts are {state[slot.key].dtype}; "
-                "give a dtype"
-            )
-        state[slot.key][slot.expert].copy_(source)
+    for file in sorted({tensor.file for tensor in stored.values()}):
+        with safe_open(file, framework="pt") as tensors:
+            for name in [name for name, tensor in stored.items() if tensor.file == file]:
+                source, slot = tensors.get_tensor(name), slots[name]
+                wanted = torch.float32 if slot.key.endswith("correction_bias") else dtype or source.dtype
+                if slot.key not in state:
+                    state[slot.key] = torch.empty(shapes[slot.key], dtype=wanted, device=device)
+                target = state[slot.key]
+                if target.dtype != wanted:
+                    raise ValueError(f"{name} in {file} is {wanted} but other experts are {target.dtype}; give a dtype")
+                target = target if slot.expert is None else target[slot.expert]
+                target.copy_(source.view(target.shape))
     return state
-
-
-def _stacks(slots: dict[str, _Slot]) -> set[str]:
-    return {slot.key for slot in slots.values() if slot.expert is not None}
 
 
 def _tensor(stored: _Stored, name: str) -> Tensor:
