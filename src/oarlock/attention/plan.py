@@ -105,9 +105,10 @@ class TilePlan:
         )
         """Every key belongs to exactly one segment of its mask."""
 
-        everything = RowTile((0, mask.seqlen_q), (Segment((0, mask.seqlen_k), Kind.FULL),))
-        self.is_one_rectangle = len(self.tiles) == 1 and self.tiles[0] == [everything]
-        """Every row sees every key (a decoding step, for example)."""
+        tiles = self.tiles[0] if len(self.tiles) == 1 else []
+        segments = tiles[0].segments if len(tiles) == 1 and self.covers_rows else ()
+        self.single = segments[0].kind if len(segments) == 1 and self.covers_keys_once else None
+        """The kind of the only segment, if there is one that holds everything (plain causal, a decoding step)."""
 
     @property
     def computed_pairs(self) -> int:

@@ -50,7 +50,7 @@ def aten(
     plan = tile_plan(mask)
     if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
         return _TiledAttention.apply(query, key, value, plan, scale)  # type: ignore[return-value]
-    return _forward(query, key, value, plan, scale, may_return_view=True)
+    return _forward(query, key, value, plan, scale)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,16 +166,14 @@ def _tile_backward(
             (total.copy_ if keys_once else total.add_)(share)
 
 
-def _forward(
-    query: Tensor, key: Tensor, value: Tensor, plan: TilePlan, scale: float, *, may_return_view: bool
-) -> tuple[Tensor, Tensor]:
+def _forward(query: Tensor, key: Tensor, value: Tensor, plan: TilePlan, scale: float) -> tuple[Tensor, Tensor]:
     batch, seqlen_q, num_heads, head_dim = query.shape
     # Fast for bfloat16 as it is; half precision has no fast CPU kernel.
     dtype = torch.float32 if query.dtype == torch.float16 else query.dtype
     width, value_dim = max(head_dim, value.shape[3]), value.shape[3]
     q, k, v = (_heads_first(x, width, dtype) for x in (query, key, value))
-    if plan.is_one_rectangle and may_return_view:
-        out_BHSD, lse = _FORWARD(q, k, v, 0.0, False, scale=scale)
+    if plan.single in (Kind.FULL, Kind.CAUSAL):
+        out_BHSD, lse = _FORWARD(q, k, v, 0.0, plan.single is Kind.CAUSAL, scale=scale)
         return out_BHSD.transpose(1, 2)[..., :value_dim].to(query.dtype), lse
     out = _new(query, value_dim, is_covered=plan.covers_rows)
     lse_dtype = torch.promote_types(dtype, torch.float32)
@@ -196,8 +194,7 @@ class _TiledAttention(torch.autograd.Function):
     def forward(
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, plan: TilePlan, scale: float
     ) -> tuple[Tensor, Tensor]:
-        # A view made in here could not be changed in place by the caller.
-        out, lse = _forward(query, key, value, plan, scale, may_return_view=False)
+        out, lse = _forward(query, key, value, plan, scale)
         ctx.save_for_backward(query, key, value, out, lse)
         ctx.plan, ctx.scale = plan, scale
         ctx.set_materialize_grads(False)

@@ -1,0 +1,140 @@
+"""Paddle's other arguments: block masks, sinks, and clear errors for what does not fit or is not there."""
+
+import warnings
+
+import pytest
+import torch
+
+from attention.oracle import dense_attention
+from oarlock.attention import ColumnMask, flashmask, flashmask_attention
+from oarlock.attention.request import OP, AttentionRequest
+from oarlock.providers import explain
+
+
+def inputs(device, seqlen=8, heads=(2, 2), dtype=torch.float64):
+    return [
+        torch.randn(1, seqlen, h, 4, dtype=dtype, device=device, requires_grad=True)
+        for h in (heads[0], heads[1], heads[1])
+    ]
+
+
+@pytest.mark.parametrize("sink", [[0.3, -1.0], [-torch.inf, 2.0]])
+def test_a_sink_is_one_more_key_without_value(sink, device, backend):
+    """Against a dense softmax over one more logit; a row without keys has out 0 and lse = sink."""
+    q, k, v = inputs(device)
+    sink_H = torch.tensor(sink, dtype=torch.float64, device=device, requires_grad=True)
+    bounds = torch.tensor([5], dtype=torch.int32, device=device).expand(1, 1, 8, 1)  # rows 5..7 see nothing
+    mask = ColumnMask(bounds, True, 8)
+    out, lse = flashmask_attention(q, k, v, mask, learnable_sink=sink_H, return_softmax_lse=True, backend=backend)
+
+    # An extra key whose score is the sink: one more dimension carries it.
+    one = torch.ones(1, 8, 2, 1, dtype=torch.float64, device=device)
+    sink_column = sink_H.clamp(min=-1e300).view(1, 1, 2, 1)
+    q_extra = torch.cat([q * 0.5, one], dim=-1)
+    k_extra = torch.cat([torch.cat([k, 0 * one], dim=-1), torch.cat([0 * k[:, :1], sink_column], dim=-1)], dim=1)
+    v_extra = torch.cat([v, 0 * v[:, :1]], dim=1)
+    visible = torch.cat([mask.to_dense(), torch.ones(1, 1, 8, 1, dtype=torch.bool, device=device)], dim=-1)
+    expected = dense_attention(q_extra, k_extra, v_extra, visible, 1.0)
+    torch.testing.assert_close(out, expected[0])
+    torch.testing.assert_close(lse.clamp(min=-1e300), expected[1])
+    assert (out[:, 5:] == 0).all()
+
+    finite = torch.isfinite(sink_H)[None, :, None]
+    seeds = [torch.randn_like(out), torch.randn_like(lse) * finite]
+    ours = torch.autograd.grad((out, lse), (q, k, v, sink_H), seeds)
+    theirs = torch.autograd.grad(expected, (q, k, v, sink_H), seeds)
+    for gradient, wanted in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(gradient, wanted)
+
+
+def test_a_block_mask_hides_whole_blocks(device):
+    q, k, v = inputs(device, seqlen=300)
+    mask = ColumnMask.causal_document([200, 100], device=device)
+    keep = torch.tensor([[1, 0, 0], [0, 1, 1], [1, 1, 0]], dtype=torch.int32, device=device)
+    pairs = keep.repeat_interleave(128, 0).repeat_interleave(128, 1)[:300, :300] == 1
+    expected, _ = dense_attention(q, k, v, mask.to_dense() & pairs, 0.5)
+    got = flashmask_attention(q, k, v, mask, block_mask=keep[None, None], backend="reference")
+    torch.testing.assert_close(got, expected)
+
+
+def test_auto_names_the_slower_path_once(device):
+    flashmask._warn_dense.cache_clear()
+    q, k, v = inputs(device)
+    arguments = {"startend_row_indices": ColumnMask.full(8, device=device)}
+    arguments["block_mask"] = torch.ones(1, 1, 1, 1, dtype=torch.int32, device=device)
+    with pytest.warns(UserWarning, match="dense reference for a block_mask"):
+        flashmask_attention(q, k, v, **arguments)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        flashmask_attention(q, k, v, **arguments)
+
+
+def test_a_named_backend_says_why_it_does_not_apply(device):
+    q, k, v = inputs(device)
+    block_mask = torch.ones(1, 1, 1, 1, dtype=torch.int32, device=device)
+    with pytest.raises(ValueError, match="'aten' of flashmask_attention does not apply"):
+        flashmask_attention(q, k, v, ColumnMask.full(8, device=device), block_mask=block_mask, backend="aten")
+    with pytest.raises(ValueError, match="has no provider 'fast'"):
+        flashmask_attention(q, k, v, backend="fast")
+    reasons = dict(explain(OP, AttentionRequest(torch.device("cuda"), torch.float32)))
+    assert reasons == {"aten": "runs on the CPU, the tensors are on cuda", "reference": None}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ({"dropout": 0.1}, "dropout=0.1"),
+        ({"return_seed_offset": True}, "return_seed_offset"),
+        ({"fixed_seed_offset": torch.zeros(2)}, "fixed_seed_offset"),
+        ({"rng_name": "local"}, "rng_name"),
+    ],
+)
+def test_what_is_not_built_is_named(arguments, named, device):
+    with pytest.raises(NotImplementedError, match=named):
+        flashmask_attention(*inputs(device), **arguments)
+
+
+def test_accepted_without_effect(device):
+    q, k, v = inputs(device)
+    plain = flashmask_attention(q, k, v, backend="reference")
+    same = flashmask_attention(
+        q, k, v, backend="reference", dropout=0.5, training=False, name="attention", deterministic=True
+    )
+    assert torch.equal(plain, same)
+
+
+def test_a_mask_in_paddles_format(device):
+    q, k, v = inputs(device)
+    mask = ColumnMask.causal_document([3, 5], device=device)
+    expected = flashmask_attention(q, k, v, mask, backend="reference")
+    assert torch.equal(flashmask_attention(q, k, v, mask.bounds, causal=True, backend="reference"), expected)
+    with pytest.raises(ValueError, match="1 columns with causal=False"):
+        flashmask_attention(q, k, v, mask.bounds)
+
+
+def test_arguments_that_do_not_fit(device):
+    q, k, v = inputs(device)
+    mask = ColumnMask.document([8], device=device)
+
+    def refuses(error, message, *tensors, **arguments):
+        with pytest.raises(error, match=message):
+            flashmask_attention(*tensors, **arguments)
+
+    refuses(ValueError, "causal=True contradicts", q, k, v, mask, causal=True)
+    refuses(ValueError, "exclude each other", q, k, v, mask, window_size=2)
+    refuses(ValueError, "the mask is for 9 rows and 9 keys", q, k, v, ColumnMask.full(9, device=device))
+    refuses(ValueError, "the mask has batch size 3", q, k, v, ColumnMask.full(8, batch=3, device=device))
+    three_heads = ColumnMask(torch.zeros(1, 3, 8, 2, dtype=torch.int32, device=device), False, 8)
+    refuses(ValueError, r"has 3 heads; allowed are 1, 2 \(key\) and 2 \(query\)", q, k, v, three_heads)
+    refuses(ValueError, "the mask is on meta", q, k, v, mask.to("meta"))
+    refuses(ValueError, r"\[batch, sequence, heads, head_dim\]", q[0], k, v)
+    refuses(ValueError, "key and value differ", q, k, v[:, :4])
+    refuses(ValueError, "differ in head_dim", q, k[..., :3], v)
+    refuses(ValueError, "batch sizes differ", q, k.repeat(2, 1, 1, 1), v.repeat(2, 1, 1, 1))
+    refuses(ValueError, "2 query heads must be a multiple of the 4 key heads", q, *inputs(device, heads=(1, 4))[1:])
+    refuses(TypeError, "key is torch.float32", q, k.float(), v)
+    refuses(TypeError, "query must be a torch.Tensor", None, k, v)
+    refuses(ValueError, "block_mask needs", q, k, v, block_mask=torch.ones(1, 1, 1, 1))
+    refuses(ValueError, r"block_mask must have shape \[1, 1, 1, 1\]", q, k, v, mask, block_mask=torch.ones(1, 1, 2, 1))
+    refuses(ValueError, r"learnable_sink must have shape \[2\]", q, k, v, learnable_sink=torch.zeros(3))
+    refuses(ValueError, "left and right must not be negative", q, k, v, window_size=-1)
