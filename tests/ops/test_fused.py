@@ -267,6 +267,66 @@ def test_tables_that_do_not_fit_are_refused():
             fused.rope(x, torch.ones(shape), torch.ones(shape))
 
 
+# ---- the public functions --------------------------------------------------------------------------------------------
+
+
+def loss_of(reduction: str):
+    targets = torch.randint(0, 60, (30,), generator=torch.Generator().manual_seed(5))
+    targets[[3, 29]] = -100
+    return lambda hidden, weight: ops.linear_cross_entropy(hidden, weight, targets, reduction=reduction, chunk=8)
+
+
+COS_SIN = ops.rope_tables(torch.arange(5)[None], 8, 10_000.0)
+PUBLIC = {
+    "rms_norm": (lambda x, w: ops.rms_norm(x, w, EPS), [(3, 5, 8), (8,)]),
+    "add_rms_norm": (lambda x, u, w: ops.add_rms_norm(x, u, w, EPS), [(3, 5, 8), (3, 5, 8), (8,)]),
+    "swiglu": (ops.swiglu, [(3, 5, 8), (3, 5, 8)]),
+    "rope": (lambda x: ops.rope(x, *COS_SIN), [(2, 5, 3, 8)]),
+    "rope interleaved": (lambda x: ops.rope(x, *COS_SIN, interleaved=True), [(2, 5, 3, 8)]),
+    "norm_rope": (lambda x, w: ops.norm_rope(x, w, EPS, *COS_SIN), [(2, 5, 3, 8), (8,)]),
+    "norm_rope interleaved": (
+        lambda x, w: ops.norm_rope(x, w, EPS, *COS_SIN, interleaved=True),
+        [(2, 5, 3, 8), (8,)],
+    ),
+    "loss sum": (loss_of("sum"), [(30, 8), (60, 8)]),
+    "loss mean": (loss_of("mean"), [(30, 8), (60, 8)]),
+    "loss none": (loss_of("none"), [(30, 8), (60, 8)]),
+}
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_the_public_functions_take_the_kernels_and_agree_with_their_torch_path(name, monkeypatch):
+    function, shapes = PUBLIC[name]
+    inputs = [torch.randn(shape) for shape in shapes]
+    calls = []
+    call = _native.call
+    monkeypatch.setattr(_native, "call", lambda *arguments: (calls.append(arguments[0]), call(*arguments)))
+    ours = outputs_and_gradients(function, inputs)
+    assert calls
+    monkeypatch.setattr(fused, "applies", lambda *tensors: False)
+    calls.clear()
+    theirs = outputs_and_gradients(function, inputs)
+    assert not calls
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)  # both have the error of float32 sums
+
+
+def outputs_and_gradients(function, inputs: list[Tensor]) -> list[Tensor]:
+    leaves = [x.clone().requires_grad_() for x in inputs]
+    outputs = function(*leaves)
+    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+    generator = torch.Generator().manual_seed(1)
+    upstream = [torch.randn(y.shape, generator=generator) for y in outputs]
+    return [*(y.detach() for y in outputs), *torch.autograd.grad(outputs, leaves, upstream)]
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # dynamo does it itself
+def test_torch_compile_takes_the_torch_path():
+    compiled = torch.compile(lambda x, w: ops.swiglu(ops.rms_norm(x, w), x), backend="eager", fullgraph=True)
+    x, weight = torch.randn(3, 8), torch.randn(8)
+    torch.testing.assert_close(compiled(x, weight), ops.swiglu(ops.rms_norm(x, weight), x))
+
+
 # ---- all kernels -----------------------------------------------------------------------------------------------------
 
 

@@ -4,7 +4,7 @@ from oarlock.ops.activation import swiglu, swiglu_reference
 from oarlock.ops.cross_entropy import linear_cross_entropy, linear_cross_entropy_reference
 from oarlock.ops.dispatch import DispatchPlan, combine, dispatch, experts_reference, grouped_matmul, plan_dispatch
 from oarlock.ops.norm import add_rms_norm, rms_norm, rms_norm_reference
-from oarlock.ops.rotary import ROPE_TYPES, rope, rope_frequencies, rope_reference, rope_tables
+from oarlock.ops.rotary import ROPE_TYPES, norm_rope, rope, rope_frequencies, rope_reference, rope_tables
 from oarlock.ops.routing import Routing, balance_loss, balanced_bias, route
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "grouped_matmul",
     "linear_cross_entropy",
     "linear_cross_entropy_reference",
+    "norm_rope",
     "plan_dispatch",
     "rms_norm",
     "rms_norm_reference",

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from oarlock.ops import fused
 from oarlock.ops.precision import compute_dtype
 
 
@@ -40,6 +41,8 @@ class _SwiGLU(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
         ctx.save_for_backward(gate, up)
+        if fused.applies(gate, up):
+            return fused.swiglu(gate, up)
         dtype = compute_dtype(gate.dtype)
         return F.silu(gate.to(dtype)).mul_(up).to(gate.dtype)
 
@@ -47,6 +50,8 @@ class _SwiGLU(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor]:
         gate, up = ctx.saved_tensors
+        if fused.applies(dy, gate, up):
+            return fused.swiglu_backward(dy, gate, up)
         dtype = compute_dtype(gate.dtype)
         gate_f, dy_f = gate.to(dtype), dy.to(dtype)
         dup = F.silu(gate_f).mul_(dy_f)

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from oarlock.ops import fused
 from oarlock.ops.precision import autocast_dtype, compute_dtype, without_autocast
 
 Reduction = Literal["sum", "mean", "none"]
@@ -123,7 +124,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         with without_autocast(hidden):
             for rows in plan.chunks(hidden.shape[0]):
                 h_CE = hidden[rows].to(head.weight.dtype)
-                loss_N[rows], u_CV, s_C1 = head.losses(h_CE, targets[rows].unsqueeze(1))
+                loss_N[rows], u_CV, s_C1 = head.losses(h_CE, targets[rows], with_gradient=now)
                 if now:
                     dh_CE = head.gradients(h_CE, u_CV, s_C1)
                     if dhidden is not None and dh_CE is not None:
@@ -159,8 +160,8 @@ def _recompute(ctx: Any, dloss_N: Tensor) -> tuple[Tensor | None, Tensor | None]
     with without_autocast(hidden):
         for rows in ctx.plan.chunks(hidden.shape[0]):
             h_CE = hidden[rows].to(head.weight.dtype)
-            _, u_CV, s_C1 = head.losses(h_CE, targets[rows].unsqueeze(1))
-            dh_CE = head.gradients(h_CE, u_CV, s_C1 / dloss_N[rows].unsqueeze(1))
+            _, u_CV, s_C1 = head.losses(h_CE, targets[rows], upstream_C=dloss_N[rows])
+            dh_CE = head.gradients(h_CE, u_CV, s_C1)
             if dhidden is not None and dh_CE is not None:
                 dhidden[rows] = dh_CE.to(hidden.dtype)
     return dhidden, None if head.dweight is None else head.dweight.to(weight.dtype)
@@ -177,27 +178,45 @@ class _Head:
         self.dweight = torch.zeros_like(weight, dtype=self.dtype) if needs_weight else None
         self._logits = torch.empty(chunk, weight.shape[0], dtype=self.dtype, device=weight.device)
 
-    def losses(self, h_CE: Tensor, targets_C1: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(losses [C], u [C, V], s [C, 1]) with u / s = softmax(z) - onehot(target); u lives in the shared buffer."""
+    def losses(
+        self, h_CE: Tensor, targets_C: Tensor, *, upstream_C: Tensor | None = None, with_gradient: bool = True
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """(losses [C], u [C, V], s [C, 1]) with u / s = upstream · (softmax(z) - onehot(target)); no s means 1.
+
+        u lives in the shared buffer; without the gradient it is not computed.
+        """
         z_CV = self._logits[: h_CE.shape[0]]
         _matmul(h_CE, self.weight.T, out=z_CV)
+        if fused.applies(z_CV):
+            scale = 1.0 if upstream_C is None else upstream_C
+            # No ignored tokens reach this point, and no target is negative.
+            loss_C = fused.softmax_cross_entropy_(
+                z_CV, targets_C, ignore_index=-1, scale=scale, with_gradient=with_gradient
+            )
+            return loss_C, z_CV, None
+        targets_C1 = targets_C.unsqueeze(1)
         largest_C1 = z_CV.amax(dim=-1, keepdim=True)
         target_C1 = z_CV.gather(1, targets_C1)
         z_CV.sub_(largest_C1).exp_()
         sum_C1 = z_CV.sum(dim=-1, keepdim=True)
         loss_C = (largest_C1 + sum_C1.log() - target_C1).squeeze(1)
-        return loss_C, z_CV.scatter_add_(1, targets_C1, -sum_C1), sum_C1
+        if with_gradient:
+            z_CV.scatter_add_(1, targets_C1, -sum_C1)
+        return loss_C, z_CV, sum_C1 if upstream_C is None else sum_C1 / upstream_C.unsqueeze(1)
 
-    def gradients(self, h_CE: Tensor, u_CV: Tensor, s_C1: Tensor) -> Tensor | None:
+    def gradients(self, h_CE: Tensor, u_CV: Tensor, s_C1: Tensor | None) -> Tensor | None:
         """Gradient (u / s) · weight of h; adds (u / s)ᵀ · h to dweight. Dividing by s is cheaper on the E side."""
         u_CV = u_CV.to(h_CE.dtype)
         if self.dweight is not None:
-            scaled_CE = (h_CE / s_C1).to(h_CE.dtype)
+            scaled_CE = h_CE if s_C1 is None else (h_CE / s_C1).to(h_CE.dtype)
             if scaled_CE.dtype == self.dtype:
                 self.dweight.addmm_(u_CV.T, scaled_CE)
             else:
                 self.dweight += _matmul(u_CV.T, scaled_CE)
-        return _matmul(u_CV, self.weight).div_(s_C1) if self.needs_hidden else None
+        if not self.needs_hidden:
+            return None
+        dh_CE = _matmul(u_CV, self.weight)
+        return dh_CE if s_C1 is None else dh_CE.div_(s_C1)
 
 
 def _matmul(a: Tensor, b: Tensor, *, out: Tensor | None = None) -> Tensor:

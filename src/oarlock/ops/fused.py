@@ -16,7 +16,7 @@ from oarlock import _native
 
 def applies(*tensors: Tensor) -> bool:
     """Whether the kernels can take these tensors: plain float32 tensors on the CPU, outside of torch.compile."""
-    return all(map(_is_plain, tensors)) and not torch.compiler.is_compiling() and _is_built()
+    return not torch.compiler.is_compiling() and all(map(_is_plain, tensors)) and _is_built()
 
 
 def _is_plain(tensor: Tensor) -> bool:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from oarlock.ops import fused
 from oarlock.ops.precision import compute_dtype, without_autocast
 
 
@@ -54,18 +55,26 @@ def rms_norm_reference(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
     return (weight * x_f * torch.rsqrt(x_f.square().mean(dim=-1, keepdim=True) + eps)).to(x.dtype)
 
 
-def _normalise(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """(y, 1 / rms): [N, E] and [N, 1] for x [..., E]."""
-    width = x.shape[-1]
-    x_NE = x.reshape(-1, width).to(compute_dtype(x.dtype))
+def _normalise(x: Tensor, weight: Tensor, eps: float, update: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """(t, y, 1 / rms) with t = x + update, or x: [..., E] twice and [N, 1]."""
+    if fused.applies(*(t for t in (x, weight, update) if t is not None)):
+        total, y, inverse_rms = fused.rms_norm(x, weight, eps, update)
+        return total, y, inverse_rms.unsqueeze(1)
+    total = x if update is None else x + update
+    width = total.shape[-1]
+    x_NE = total.reshape(-1, width).to(compute_dtype(total.dtype))
     # vector_norm is one vectorised pass; mean(x * x) writes a whole temporary.
     inverse_rms = torch.linalg.vector_norm(x_NE, dim=-1, keepdim=True).square_().div_(width).add_(eps).rsqrt_()
     y_NE = (x_NE * inverse_rms).mul_(weight)
-    return y_NE.to(x.dtype), inverse_rms
+    return total, y_NE.to(total.dtype).view(total.shape), inverse_rms
 
 
-def _gradients(dy: Tensor, x: Tensor, weight: Tensor, inverse_rms: Tensor) -> tuple[Tensor, Tensor]:
-    """(dx [N, E], dweight [E]): dx = (g - x̂ · mean(g · x̂)) / rms with g = dy · weight, x̂ = x / rms."""
+def _gradients(
+    dy: Tensor, x: Tensor, weight: Tensor, inverse_rms: Tensor, dtotal: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """(dx [..., E], dweight [E]): dx = (g - x̂ · mean(g · x̂)) / rms + dtotal with g = dy · weight, x̂ = x / rms."""
+    if fused.applies(*(t for t in (dy, x, weight, dtotal) if t is not None)):
+        return fused.rms_norm_backward(dy, x, weight, inverse_rms.squeeze(1), dtotal)
     width = x.shape[-1]
     dtype = compute_dtype(x.dtype)
     dy_NE = dy.reshape(-1, width).to(dtype)
@@ -77,38 +86,37 @@ def _gradients(dy: Tensor, x: Tensor, weight: Tensor, inverse_rms: Tensor) -> tu
     )
     with without_autocast(x):
         dx_NE.add_((dy_NE @ weight_E).unsqueeze(-1).mul_(inverse_rms).div_(width))
-    return dx_NE, dweight_E
+    dx = dx_NE.view(x.shape)
+    return dx if dtotal is None else dx.add_(dtotal), dweight_E
 
 
 class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        y, inverse_rms = _normalise(x, weight, eps)
+        _, y, inverse_rms = _normalise(x, weight, eps)
         ctx.save_for_backward(x, weight, inverse_rms)
-        return y.view(x.shape)
+        return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, None]:
         x, weight, inverse_rms = ctx.saved_tensors
-        dx_NE, dweight = _gradients(dy, x, weight, inverse_rms)
-        return dx_NE.view(x.shape).to(x.dtype), dweight.to(weight.dtype), None
+        dx, dweight = _gradients(dy, x, weight, inverse_rms)
+        return dx.to(x.dtype), dweight.to(weight.dtype), None
 
 
 class _AddRMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, update: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        total = x + update
-        y, inverse_rms = _normalise(total, weight, eps)
+        total, y, inverse_rms = _normalise(x, weight, eps, update)
         ctx.save_for_backward(total, weight, inverse_rms)
         ctx.dtypes = x.dtype, update.dtype
-        return total, y.view(total.shape)
+        return total, y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dtotal: Tensor, dy: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         total, weight, inverse_rms = ctx.saved_tensors
-        dx_NE, dweight = _gradients(dy, total, weight, inverse_rms)
-        dx = dx_NE.view(total.shape).add_(dtotal)
+        dx, dweight = _gradients(dy, total, weight, inverse_rms, dtotal)
         x_dtype, update_dtype = ctx.dtypes
         return dx.to(x_dtype), dx.to(update_dtype), dweight.to(weight.dtype), None

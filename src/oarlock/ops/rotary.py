@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from oarlock.ops import fused
+from oarlock.ops.norm import rms_norm
 from oarlock.ops.precision import compute_dtype
 
 ROPE_TYPES = ("default", "linear", "llama3")
@@ -88,6 +90,25 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False) -> T
     return _Rope.apply(x, cos, sin, interleaved)
 
 
+def norm_rope(x: Tensor, weight: Tensor, eps: float, cos: Tensor, sin: Tensor, *, interleaved: bool = False) -> Tensor:
+    """rope(rms_norm(x, weight, eps), cos, sin): a query or key with QK-norm, in one sweep on the CPU.
+
+    Args:
+        x: [B, S, H, D], floating; half types are computed in float32.
+        weight: [D] of the norm, which is over each head's vector.
+        eps: added to the mean square.
+        cos: float32 [B or 1, S, D / 2] from `rope_tables`.
+        sin: same shape.
+        interleaved: as in `rope`.
+
+    Returns:
+        [B, S, H, D] in x's dtype.
+    """
+    if fused.applies(x, weight, cos, sin) and not interleaved:
+        return _NormRope.apply(x, weight, eps, cos, sin)
+    return rope(rms_norm(x, weight, eps), cos, sin, interleaved=interleaved)
+
+
 def rope_reference(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False) -> Tensor:
     """`rope` as its formula reads."""
     cos, sin = cos.unsqueeze(2), sin.unsqueeze(2)
@@ -100,6 +121,8 @@ def rope_reference(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = F
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, direction: int) -> Tensor:
     """Rotation by direction · angle, direction ±1."""
+    if fused.applies(x, cos, sin):
+        return fused.rope(x, cos, sin, interleaved=interleaved, inverse=direction < 0)
     dtype = compute_dtype(x.dtype)
     x_f = x.to(dtype)
     cos, sin = cos.unsqueeze(2).to(dtype), sin.unsqueeze(2).to(dtype)
@@ -126,3 +149,18 @@ class _Rope(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None, None]:
         cos, sin = ctx.saved_tensors
         return _rotate(dy, cos, sin, ctx.interleaved, -1), None, None, None
+
+
+class _NormRope(torch.autograd.Function):
+    """The C++ kernels' way; `norm_rope` takes another where they do not apply."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float, cos: Tensor, sin: Tensor) -> Tensor:
+        y, inverse_rms = fused.norm_rope(x, weight, eps, cos, sin)
+        ctx.save_for_backward(x, weight, inverse_rms, cos, sin)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+        return *fused.norm_rope_backward(dy, *ctx.saved_tensors), None, None, None
