@@ -64,6 +64,8 @@ class DataConfig:
     """Validation text, given like corpus; empty = the corpus' own split."""
     validation_share: float = 0.05
     """Share of documents held out when there is no own split and no validation text."""
+    separator: str = ""
+    """Regular expression; a line it matches in full separates documents of .txt and .md. Empty = one per file."""
     tokenizer: str = ""
     """A tokenizer.json or a folder with one; empty = train a byte-level BPE on the training documents."""
     vocab_size: int = 4096
@@ -128,6 +130,8 @@ class TrainSection:
     """Micro-batches per optimizer step."""
     seed: int = 0
     """Seed of the weights and of the order of the data."""
+    balance_rate: float = 1e-3
+    """Mixture of experts: step of the router's balancing bias after each optimizer step."""
     dtype: Literal["fp32", "bf16"] = "fp32"
     """bf16: matmuls under autocast, weights and optimizer state stay fp32."""
     device: str = "auto"

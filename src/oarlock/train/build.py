@@ -1,0 +1,122 @@
+"""From the configuration to the objects of a run: data, model, the device they live on."""
+
+import json
+import os
+from pathlib import Path
+
+import torch
+
+from oarlock import models
+from oarlock.models import Decoder, DecoderConfig
+from oarlock.train.config import DataConfig, ModelConfig, TrainConfig
+from oarlock.train.data import CorpusConfig, PreparedData, prepare
+
+
+def choose_device(name: str) -> torch.device:
+    """`auto` is CUDA if present (the device of this rank under torchrun), else the CPU.
+
+    Raises:
+        ValueError: a device that this machine does not have.
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda":
+        name = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
+    device = torch.device(name)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"train.device = {name!r}: torch sees no CUDA device here; use cpu or auto")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    return device
+
+
+def prepare_data(data: DataConfig, model: ModelConfig) -> PreparedData:
+    """Tokenise the corpus, or find it in the cache; a model that is continued brings its tokenizer."""
+    return prepare(
+        CorpusConfig(
+            corpus=data.corpus,
+            validation=data.validation,
+            validation_share=data.validation_share,
+            separator=data.separator,
+            tokenizer=data.tokenizer or model.directory,
+            vocab_size=data.vocab_size,
+        ),
+        data.cache,
+    )
+
+
+def decoder_config(model: ModelConfig, vocab_size: int, sequence_length: int) -> DecoderConfig:
+    """The architecture that the [model] section describes.
+
+    Args:
+        model: the section.
+        vocab_size: of the tokenizer; a config.json or folder may have more embeddings, not fewer.
+        sequence_length: tokens S per sequence; becomes max_position_embeddings of a new model.
+
+    Raises:
+        FileNotFoundError: no such config.json.
+        ValueError: it cannot be read, or the vocabulary or the sequences do not fit the model.
+    """
+    path = Path(model.directory) / "config.json" if model.directory else Path(model.config)
+    if model.directory or model.config:
+        if not path.is_file():
+            raise FileNotFoundError(f"no model configuration {path}")
+        try:
+            fields = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ValueError(f"{path}: not valid JSON: {error}") from None
+        config = DecoderConfig.from_hf(fields)
+    else:
+        config = DecoderConfig.from_hf(_hugging_face_fields(model, vocab_size, sequence_length))
+    if config.vocab_size < vocab_size:
+        raise ValueError(
+            f"vocabulary mismatch: the tokenizer has {vocab_size} entries, the model {config.vocab_size} embeddings; "
+            "give the model's own tokenizer in data.tokenizer"
+        )
+    if sequence_length > config.max_position_embeddings:
+        raise ValueError(
+            f"data.sequence_length = {sequence_length} is longer than the model's "
+            f"max_position_embeddings = {config.max_position_embeddings}; shorten the sequences"
+        )
+    return config
+
+
+def build_model(config: TrainConfig, architecture: DecoderConfig, device: torch.device) -> Decoder:
+    """The model to train: read from `model.directory`, or new with weights drawn from `train.seed`."""
+    if config.model.directory:
+        model = models.load(config.model.directory, dtype=torch.float32, device=device)
+    else:
+        model = Decoder(architecture)
+        model.initialize(torch.Generator().manual_seed(config.train.seed))
+        model.to(device)
+    model.activation_checkpointing = config.train.activation_checkpointing
+    return model
+
+
+def _hugging_face_fields(model: ModelConfig, vocab_size: int, sequence_length: int) -> dict:
+    fields = {
+        "model_type": model.family,
+        "vocab_size": vocab_size,
+        "max_position_embeddings": sequence_length,
+        "hidden_size": model.hidden_size,
+        "intermediate_size": model.intermediate_size,
+        "num_hidden_layers": model.num_hidden_layers,
+        "num_attention_heads": model.num_attention_heads,
+        "num_key_value_heads": model.num_key_value_heads,
+        "head_dim": model.head_dim,
+        "rope_theta": model.rope_theta,
+        "tie_word_embeddings": model.tie_word_embeddings,
+    }
+    if model.sliding_window:
+        fields |= {"use_sliding_window": True, "sliding_window": model.sliding_window, "max_window_layers": 0}
+    is_moe = model.family.endswith("_moe")
+    if is_moe != (model.num_experts > 0):
+        problem = "needs model.num_experts > 0" if is_moe else "has no experts: set model.num_experts = 0"
+        raise ValueError(f"model.family = {model.family!r} {problem}")
+    if is_moe:
+        names = (
+            ("moe_num_experts", "moe_k") if model.family == "ernie4_5_moe" else ("num_experts", "num_experts_per_tok")
+        )
+        fields |= dict(zip(names, (model.num_experts, model.num_experts_per_tok), strict=True))
+        fields["moe_intermediate_size"] = model.moe_intermediate_size
+    return fields

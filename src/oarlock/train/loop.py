@@ -1,0 +1,373 @@
+"""The training loop, in the order in which a run happens: set up, resume, evaluate, step, save, export.
+
+    from oarlock.train import load_config, train
+    result = train(load_config("configs/shakespeare.toml", ["--train.steps", "20"]))
+
+One optimizer step over all ranks is one step over the union of their batches: losses are summed, divided by the
+number of targets of all ranks and micro-batches, and the gradients are summed.
+"""
+
+import gc
+import json
+import math
+import resource
+import shutil
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from oarlock import _native, checkpoint, models
+from oarlock.ops.peak import matmul_peak
+from oarlock.parallel import Mesh
+from oarlock.train.build import build_model, choose_device, decoder_config, prepare_data
+from oarlock.train.config import TrainConfig
+from oarlock.train.data import Batch, EvaluationLoader, PackedLoader, PreparedData
+from oarlock.train.environment import environment
+from oarlock.train.evaluate import Evaluation, batch_mask, evaluate, summed_loss
+from oarlock.train.metrics import MetricsLog
+from oarlock.train.optim import build_optimizers
+from oarlock.train.progress import Progress, format_count
+from oarlock.train.report import write_report
+from oarlock.train.run import RunDirectory
+from oarlock.train.schedule import learning_rate_factor
+from oarlock.train.signals import StopRequest
+
+
+class NonFiniteLossError(ValueError):
+    """The loss or the gradient norm is NaN or infinite; the message says where the step was dumped."""
+
+
+@dataclass
+class LoopState:
+    """What the loop has done so far; saved with every checkpoint."""
+
+    step: int = 0
+    tokens: int = 0
+    """Input tokens, padding included: what the model computed on."""
+    flops: float = 0.0
+    """Model FLOPs, forward and backward."""
+    seconds: float = 0.0
+    """Time in optimizer steps, without evaluation and saving."""
+    best_bits_per_byte: float = math.inf
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """How a run ended."""
+
+    directory: Path
+    step: int
+    num_steps: int
+    bits_per_byte: float | None
+    """Of the last evaluation in this process; None if there was none."""
+    stopped_by: str
+    """Name of the signal that ended the run early, or empty."""
+
+
+def train(config: TrainConfig, *, resume: str = "never", mesh: Mesh | None = None) -> TrainResult:
+    """Run or continue the training that `config` describes.
+
+    Args:
+        config: see `load_config`.
+        resume: `never`, `auto` or a checkpoint's folder; see `RunDirectory.start_or_resume`.
+        mesh: the ranks to train on; None = this process alone.
+
+    Raises:
+        ValueError, FileNotFoundError: something in the configuration, data or model does not fit; nothing is written.
+        NonFiniteLossError: training diverged.
+        CheckpointError: the checkpoint to resume from is damaged.
+    """
+    return Trainer(config, resume=resume, mesh=mesh or Mesh.build()).run()
+
+
+class Trainer:
+    """One run; `train` is the short way to use it."""
+
+    def __init__(self, config: TrainConfig, *, resume: str, mesh: Mesh) -> None:
+        self.config, self.mesh = config, mesh
+        self.rank, self.num_ranks = mesh.rank("data"), mesh.size("data")
+        self.directory = RunDirectory(config.train.out)
+        resume_from = self.directory.start_or_resume(config, resume)
+        if config.train.threads:
+            torch.set_num_threads(config.train.threads)
+        self.device = choose_device(config.train.device)
+        _native.keep_freed_memory()
+
+        self.data = self._prepare_data()
+        length, batch_size = config.data.sequence_length, config.train.batch_size
+        place = {"rank": self.rank, "world_size": self.num_ranks}
+        self.loader = PackedLoader(self.data.train, length, batch_size, config.train.seed, **place)
+        self.validation = EvaluationLoader(self.data.validation, length, batch_size, **place)
+
+        architecture = decoder_config(config.model, self.data.vocab_size, length)
+        self.model = build_model(config, architecture, self.device)
+        mesh.check_same_parameters(self.model)
+        self.optimizers = build_optimizers(self.model, config.optimizer)
+        self.num_steps = config.train.steps or self._steps_for(config.train.flops)
+        self.state = LoopState()
+        if resume_from is not None:
+            self._load(resume_from)
+        mesh.barrier()
+        if self.rank == 0:
+            self.directory.prepare(config)
+            self.log = MetricsLog(self.directory.path, tensorboard=config.train.tensorboard)
+            self.log.resume(self.state.step if resume_from is not None else -1)
+        self.resumed = resume_from is not None
+        self.peak = matmul_peak(torch.float32 if config.train.dtype == "fp32" else torch.bfloat16, self.device)
+        self.last_evaluation: Evaluation | None = None
+
+    # ------------------------------------------------------------------------------------------------- the story
+
+    def run(self) -> TrainResult:
+        """Train to the last step, or until a signal asks to stop; then save, export and report."""
+        train = self.config.train
+        with Progress(self.num_steps, every=train.log_every, rank=self.rank) as progress, StopRequest() as stop:
+            self._announce(progress)
+            if not self.resumed:
+                self._evaluate(progress)
+            self._pause_garbage_collection()
+            progress.start(self.state.step)
+            stopped_by = ""
+            while self.state.step < self.num_steps and not stopped_by:
+                if self._step(progress, stop):
+                    stopped_by = stop.requested or "a signal to another rank"
+                last = self.state.step == self.num_steps
+                if last or (train.eval_every and self.state.step % train.eval_every == 0):
+                    self._evaluate(progress)
+                    progress.start(self.state.step)
+                every = self.config.checkpoint.every
+                if last or stopped_by or (every and self.state.step % every == 0):
+                    self._save(stopped_by)
+                if train.gc_every and self.state.step % train.gc_every == 0:
+                    gc.collect()
+            gc.enable()
+            finished = self.state.step == self.num_steps
+            if finished:
+                self._export()
+            elif self.rank == 0:
+                progress.note(f"stopped by {stopped_by}: step {self.state.step} is saved; --resume auto continues")
+            self._finish(finished, stopped_by)
+        bits = self.last_evaluation.bits_per_byte if self.last_evaluation else None
+        return TrainResult(self.directory.path, self.state.step, self.num_steps, bits, "" if finished else stopped_by)
+
+    def _step(self, progress: Progress, stop: StopRequest) -> bool:
+        """One optimizer step; returns whether any rank was asked to stop."""
+        began = time.perf_counter()
+        step = self.state.step + 1
+        factor = learning_rate_factor(step, self.num_steps, self.config.schedule)
+        for optimizer in self.optimizers.values():
+            for group in optimizer.param_groups:
+                group["lr"] = factor * group["peak_lr"]
+
+        batches = [self.loader.next_batch() for _ in range(self.config.train.accumulation)]
+        (num_targets,) = self.mesh.sum_scalars([sum(b.num_targets for b in batches)])
+        loss_sum, flops = 0.0, 0.0
+        for batch in batches:
+            batch_loss, batch_flops = self._backward(batch.to(self.device), num_targets)
+            loss_sum += batch_loss
+            flops += batch_flops
+        self.mesh.sum_gradients(self.model)
+        loss_sum, flops, num_asked = self.mesh.sum_scalars([loss_sum, flops, bool(stop.requested)])
+        loss = loss_sum / num_targets
+        norm = self._clip_gradients()
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            raise self._dump_non_finite(step, loss, norm, batches)
+        for optimizer in self.optimizers.values():
+            optimizer.step()
+            optimizer.zero_grad()
+        self.model.update_balance(self.config.train.balance_rate)
+
+        seconds = time.perf_counter() - began
+        tokens = sum(b.input_ids.numel() for b in batches) * self.num_ranks
+        self.state.step, self.state.tokens = step, self.state.tokens + tokens
+        self.state.flops, self.state.seconds = self.state.flops + flops, self.state.seconds + seconds
+        shown = {
+            "loss": loss,
+            "grad_norm": norm,
+            "lr": factor * next(iter(self.optimizers.values())).param_groups[0]["peak_lr"],
+            "tokens_per_second": tokens / seconds,
+            "mm_share": flops / seconds / (self.peak * self.num_ranks),
+            "memory_bytes": peak_memory_bytes(self.device),
+        }
+        if self.rank == 0:
+            totals = {"tokens": self.state.tokens, "flops": self.state.flops, "seconds": self.state.seconds}
+            self.log.write("train", step, **shown, **totals)
+        progress.update(step, **shown)
+        return num_asked > 0
+
+    def _backward(self, batch: Batch, num_targets: float) -> tuple[float, float]:
+        """Add one micro-batch's gradients; returns its summed loss and its model FLOPs."""
+        mask = batch_mask(batch, self.device)
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.train.dtype == "bf16"):
+            loss_sum = summed_loss(self.model, batch, mask)
+            objective = loss_sum / num_targets
+            if (auxiliary := self.model.auxiliary_loss()) is not None:
+                objective = objective + auxiliary * (batch.num_targets / num_targets)
+        objective.backward()
+        mean_visible = mask.density * batch.input_ids.shape[1]
+        return loss_sum.item(), self.model.flops_per_token(mean_visible) * batch.input_ids.numel()
+
+    def _clip_gradients(self) -> float:
+        limit = self.config.optimizer.clip_norm or math.inf
+        return torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit).item()
+
+    # ---------------------------------------------------------------------------------------------------- set-up
+
+    def _prepare_data(self) -> PreparedData:
+        """The first rank tokenises, the others find its result."""
+        return self.mesh.first_rank_first(lambda: prepare_data(self.config.data, self.config.model))
+
+    def _steps_for(self, budget: float) -> int:
+        """Optimizer steps that a budget of FLOPs pays for, by the mask of the first epoch's packing."""
+        sequences = self.config.train.batch_size * self.config.train.accumulation * self.num_ranks
+        length = self.config.data.sequence_length
+        per_step = self.model.flops_per_token(self._mask_density() * length) * sequences * length
+        return max(1, int(budget / per_step))
+
+    def _mask_density(self) -> float:
+        """Share of S x S that the epoch's documents see: each of L tokens sees itself and those before."""
+        packing = self.loader.packing
+        lengths = packing.lengths.astype(float)
+        return float((lengths * (lengths + 1) / 2).sum()) / (packing.num_rows * packing.seq_len**2)
+
+    def _announce(self, progress: Progress) -> None:
+        packing = self.loader.packing.report
+        density = self._mask_density()
+        count = self.model.num_parameters()
+        progress.note(f"model     {self.model.config.model_type}, {format_count(count)} parameters, on {self.device}")
+        progress.note(f"data      {format_count(self.data.train.num_targets)} tokens, {packing}")
+        progress.note(f"mask      density {density:.3f} of S x S")
+        progress.note(f"machine   matmul peak {self.peak / 1e9:.0f} GFLOP/s, {torch.get_num_threads()} threads")
+        if self.resumed:
+            progress.note(f"resumed   at step {self.state.step} of {self.num_steps}")
+        if self.rank == 0:
+            event = "resume" if self.resumed else "start"
+            details = {
+                "num_steps": self.num_steps,
+                "num_parameters": count,
+                "packing": asdict(packing),
+                "mask_density": density,
+                "matmul_peak": self.peak,
+            }
+            self.log.write("event", self.state.step, event=event, environment=environment(self.device), **details)
+
+    def _pause_garbage_collection(self) -> None:
+        """Collect at chosen steps instead of at random ones, so that all ranks pause together."""
+        if self.config.train.gc_every:
+            gc.collect()
+            gc.freeze()
+            gc.disable()
+
+    # ------------------------------------------------------------------------------------- evaluation and keeping
+
+    def _evaluate(self, progress: Progress) -> None:
+        began = time.perf_counter()
+        result = evaluate(self.model, self.validation, self.mesh, self.device)
+        seconds = time.perf_counter() - began
+        self.last_evaluation = result
+        self.state.best_bits_per_byte = min(self.state.best_bits_per_byte, result.bits_per_byte)
+        if self.rank == 0:
+            values = {"loss": result.loss, "bits_per_byte": result.bits_per_byte, "evaluation_seconds": seconds}
+            self.log.write("eval", self.state.step, **values, tokens=self.state.tokens, flops=self.state.flops)
+            write_report(self.directory.path)
+        progress.note(
+            f"eval      step {self.state.step}: {result.bits_per_byte:.4f} bits per byte, "
+            f"loss {result.loss:.4f}, {seconds:.1f} s"
+        )
+
+    def _save(self, stopped_by: str) -> None:
+        if self.rank == 0:
+            self.log.sync()  # the metrics are never behind a checkpoint
+        parameters = dict(self.model.named_parameters())
+        tensors: dict[str, dict[str, Tensor]] = {"model": self.model.state_dict()}
+        optimizer_states = {}
+        for name, optimizer in self.optimizers.items():
+            tensors[f"optimizer_{name}"] = checkpoint.optimizer_tensors(optimizer, parameters.items())
+            optimizer_states[name] = checkpoint.optimizer_state(optimizer, parameters.items())
+        rng_tensors, rng_state = checkpoint.capture_rng()
+        checkpoint.save_checkpoint(
+            self.directory.checkpoints,
+            self.state.step,
+            tensors=tensors,
+            state={"loop": asdict(self.state), "loader": self.loader.state_dict(), "optimizers": optimizer_states},
+            rank_tensors={"rng": rng_tensors},
+            rank_state=rng_state,
+            files={"config.toml": self.config.to_toml().encode()},
+            keep_last=self.config.checkpoint.keep_last or None,
+            overwrite=True,
+        )
+        self._write_status(finished=False, stopped_by=stopped_by)
+
+    def _load(self, path: Path) -> None:
+        saved = checkpoint.load_checkpoint(path)
+        self.model.load_state_dict(saved.tensors("model", device=self.device))
+        parameters = dict(self.model.named_parameters())
+        for name, optimizer in self.optimizers.items():
+            tensors = saved.tensors(f"optimizer_{name}", device=self.device)
+            checkpoint.load_optimizer(optimizer, parameters.items(), tensors, saved.state["optimizers"][name])
+        self.loader.load_state_dict(saved.state["loader"])
+        self.state = LoopState(**saved.state["loop"])
+        if saved.world_size == self.num_ranks:
+            checkpoint.restore_rng(saved.tensors("rng", rank=self.rank), saved.rank_state(self.rank))
+        if self.state.step > self.num_steps:
+            raise ValueError(f"{path} is at step {self.state.step}, beyond the {self.num_steps} steps asked for")
+
+    def _export(self) -> None:
+        """The finished model as a Hugging Face folder, published by one rename."""
+        if self.rank == 0:
+            target = self.directory.export
+            building = target.with_name(f".{target.name}.tmp")
+            shutil.rmtree(building, ignore_errors=True)
+            models.save(self.model, building)
+            for file in sorted(self.data.tokenizer_path.iterdir()):
+                shutil.copy(file, building / file.name)
+            shutil.rmtree(target, ignore_errors=True)
+            building.rename(target)
+        self.mesh.barrier()
+
+    def _finish(self, finished: bool, stopped_by: str) -> None:
+        if self.rank == 0:
+            event = "finished" if finished else "stopped"
+            self.log.write("event", self.state.step, event=event, signal=stopped_by)
+            self.log.close()
+            self._write_status(finished, "" if finished else stopped_by)
+            write_report(self.directory.path)
+
+    def _write_status(self, finished: bool, stopped_by: str) -> None:
+        if self.rank == 0:
+            steps = {"step": self.state.step, "steps": self.num_steps}
+            self.directory.write_status(**steps, finished=finished, stopped_by=stopped_by)
+
+    def _dump_non_finite(self, step: int, loss: float, norm: float, batches: list[Batch]) -> NonFiniteLossError:
+        """Write what is needed to look into a diverged step: the batch and every gradient's state."""
+        dump = self.directory.path / f"non-finite-step-{step}"
+        bad = [n for n, p in self.model.named_parameters() if p.grad is not None and not p.grad.isfinite().all()]
+        if self.rank == 0:
+            dump.mkdir(parents=True, exist_ok=True)
+            tensors = {
+                f"{i}.{name}": getattr(b, name) for i, b in enumerate(batches) for name in ("input_ids", "targets")
+            }
+            save_file(tensors, dump / "batch.safetensors")
+            facts = {"step": step, "loss": repr(loss), "grad_norm": repr(norm), "non_finite_gradients": bad}
+            facts["non_finite_weights"] = [n for n, p in self.model.named_parameters() if not p.isfinite().all()]
+            (dump / "facts.json").write_text(json.dumps(facts, indent=1), encoding="utf-8")
+            self.log.write("event", step, event="non_finite", loss=loss, grad_norm=norm)
+            self.log.close()
+        where = f"; first non-finite gradient: {bad[0]}" if bad else ""
+        return NonFiniteLossError(
+            f"step {step}: loss {loss}, gradient norm {norm}{where}. The batch and the state of all gradients are in "
+            f"{dump}; the last good checkpoint is untouched. Lower the learning rate or raise the warm-up."
+        )
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """Largest memory of this process so far: allocated on the device for CUDA, resident in RAM on the CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

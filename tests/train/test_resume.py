@@ -1,0 +1,92 @@
+"""A run that is killed, asked to stop, or moved goes on as if nothing had happened."""
+
+import json
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from oarlock.checkpoint import list_checkpoints, load_checkpoint
+from oarlock.train.config import load_config
+from oarlock.train.loop import train
+from tiny_run import finish, recorded, start_training, wait_for_step
+
+
+def same_weights(a: Path, b: Path) -> bool:
+    first, second = (load_file(run / "hf" / "model.safetensors") for run in (a, b))
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+def reference_run(config: Path) -> Path:
+    status, output = finish(start_training(config))
+    assert status == 0, output
+    return config.with_suffix("")
+
+
+def test_kill_nine_at_random_moments_leaves_no_trace(tiny: Callable[..., Path]) -> None:
+    """SIGKILL, also in the middle of saves (every step saves); the resumed run equals an undisturbed one bitwise."""
+    undisturbed = reference_run(tiny("undisturbed"))
+    config = tiny("killed")
+    run = config.with_suffix("")
+    generator = random.Random(7)
+    for step in (2, 6, 9):
+        process = start_training(config, "--resume", "auto")
+        wait_for_step(process, run, step)
+        # A step with its save takes some 20 ms: the kill lands before, in or after the save.
+        time.sleep(generator.random() * 0.03)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        for found in list_checkpoints(run / "checkpoints"):
+            load_checkpoint(found)  # raises if it is not whole
+    status, output = finish(start_training(config, "--resume", "auto"))
+    assert status == 0, output
+    assert recorded(run) == recorded(undisturbed)
+    steps = [r["step"] for r in recorded(run) if r["kind"] == "train"]
+    assert steps == list(range(1, 13))
+    assert same_weights(run, undisturbed)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
+def test_a_polite_signal_saves_and_leaves(tiny: Callable[..., Path], number: signal.Signals) -> None:
+    config = tiny("asked")
+    run = config.with_suffix("")
+    options = ("--train.steps", "100000", "--checkpoint.every", "0", "--train.eval_every", "0")
+    process = start_training(config, *options)
+    wait_for_step(process, run, 3)
+    process.send_signal(number)
+    status, output = finish(process)
+    assert status == 0, output
+    stopped = json.loads((run / "status.json").read_text())
+    assert stopped["stopped_by"] == number.name
+    assert not stopped["finished"]
+    (saved,) = list_checkpoints(run / "checkpoints")
+    assert load_checkpoint(saved).step == stopped["step"] == recorded(run)[-1]["step"]
+
+
+def test_resuming_refuses_another_model_or_other_data(tiny: Callable[..., Path]) -> None:
+    path = tiny()
+    train(load_config(path, ["--train.steps", "2"]))
+    for override, value in (("--model.hidden_size", "64"), ("--data.vocab_size", "310"), ("--train.seed", "1")):
+        with pytest.raises(ValueError, match=f"cannot resume: {override[2:]}"):
+            train(load_config(path, [override, value]), resume="auto")
+
+
+def test_an_earlier_run_is_never_overwritten(tiny: Callable[..., Path]) -> None:
+    path = tiny()
+    result = train(load_config(path, ["--train.steps", "2"]))
+    before = {p: p.read_bytes() for p in result.directory.rglob("*") if p.is_file()}
+    with pytest.raises(ValueError, match="holds an earlier run"):
+        train(load_config(path, ["--train.steps", "3"]))
+    assert {p: p.read_bytes() for p in result.directory.rglob("*") if p.is_file()} == before
+
+
+def test_more_steps_may_be_asked_for_when_resuming(tiny: Callable[..., Path]) -> None:
+    path = tiny()
+    train(load_config(path, ["--train.steps", "2"]))
+    assert train(load_config(path, ["--train.steps", "4"]), resume="auto").step == 4
