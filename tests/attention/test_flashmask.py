@@ -60,10 +60,11 @@ def test_random_masks_of_several_tiles(mask, device, backend):
         ColumnMask.causal_document([[3, 200, 1, 130], [334]]),
         ColumnMask.causal_document([500, 260], window=64),
         ColumnMask.document([90, 10, 300]),
+        ColumnMask(ColumnMask.causal_document([[90, 40]] * 2).bounds.repeat(1, 2, 1, 1), True, 130),
         ColumnMask.sliding_window(300, 420, left=50, right=9),
         ColumnMask.full(40, 700),
     ],
-    ids=["prefix", "more rows than keys", "documents", "window", "bidirectional", "two-sided", "full"],
+    ids=["prefix", "more rows than keys", "documents", "window", "bidirectional", "equal heads", "two-sided", "full"],
 )
 def test_the_usual_masks(mask, device, backend):
     batch = max(mask.batch, 2)  # a mask of batch 1 holds for every batch row

@@ -41,7 +41,8 @@ def test_each_visible_pair_is_computed_once_and_no_other(mask, sizes):
     with pytest.MonkeyPatch.context() as patch:
         for name, size in zip(constants, sizes, strict=True):
             patch.setattr(plan, name, size)
-        assert torch.equal(coverage(mask), mask.to_dense().flatten(0, 1).long())
+        found = coverage(mask)
+    assert torch.equal(found.expand(mask.batch * mask.num_heads, -1, -1), mask.to_dense().flatten(0, 1).long())
 
 
 @pytest.mark.parametrize(
@@ -55,6 +56,12 @@ def test_each_visible_pair_is_computed_once_and_no_other(mask, sizes):
 )
 def test_masks_of_the_usual_shapes(mask):
     assert torch.equal(coverage(mask), mask.to_dense().flatten(0, 1).long())
+
+
+def test_equal_masks_share_one_plan():
+    mask = ColumnMask.causal_document([[30, 20]] * 3)
+    assert len(tile_plan(mask).tiles) == 1
+    assert len(tile_plan(ColumnMask.causal_document([[30, 20], [20, 30]])).tiles) == 2
 
 
 def test_a_document_is_one_causal_square_and_a_decoding_step_one_rectangle():

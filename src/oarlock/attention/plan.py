@@ -76,7 +76,7 @@ class TilePlan:
 
     mask: ColumnMask
     tiles: list[list[RowTile]]
-    """Per mask, batch-major; tiles in order of rows, without rows in common."""
+    """Per mask, batch-major, or one list if all masks are equal; tiles in order of rows, without rows in common."""
     _biases: dict[tuple, Bias] = field(default_factory=dict, repr=False)
     _bias_bytes: int = 0
 
@@ -133,6 +133,8 @@ def tile_plan(mask: ColumnMask) -> TilePlan:
 
 def _build(mask: ColumnMask) -> TilePlan:
     bounds, geometry = mask.flat_bounds, {"causal": mask.causal, "seqlen_q": mask.seqlen_q}
+    if len(bounds) > 1 and bool((bounds == bounds[:1]).all()):
+        bounds = bounds[:1]
     counts = _native.mask_visible_per_row(bounds, **geometry).numpy()
     first, last = (spans.numpy() for spans in _native.mask_row_spans(bounds, **geometry))
     tiles = [list(_Rows(mask, m, first[m], last[m], counts[m]).tiles()) for m in range(bounds.shape[0])]

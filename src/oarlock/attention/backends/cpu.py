@@ -76,6 +76,9 @@ def _part(x: Tensor, batch: tuple[int, int], heads: tuple[int, int]) -> Tensor:
 
 def _parts(plan: TilePlan, batch: int, num_heads_q: int, num_heads_k: int) -> Iterator[_Part]:
     mask = plan.mask
+    if len(plan.tiles) == 1:
+        yield _Part(0, plan.tiles[0], (0, batch), (0, num_heads_q), (0, num_heads_k))
+        return
     for index, tiles in enumerate(plan.tiles):
         row, head = divmod(index, mask.num_heads)
         rows = (0, batch) if mask.batch == 1 else (row, row + 1)
@@ -221,7 +224,7 @@ class _TiledAttention(torch.autograd.Function):
             do[..., value_dim] = grad_lse.masked_fill(is_blind, 0)
         # exp(-inf - lse) must be 0 for the rows that see nothing.
         lse = lse.masked_fill(is_blind, 0)
-        keys_once = plan.covers_keys_once and plan.mask.num_heads <= key.shape[2]
+        keys_once = plan.covers_keys_once and (len(plan.tiles) == 1 or plan.mask.num_heads <= key.shape[2])
         dq = _new(query, width, is_covered=plan.covers_rows, dtype=dtype).transpose(1, 2)
         dk, dv = (_new(key, width, is_covered=keys_once, dtype=dtype).transpose(1, 2) for _ in range(2))
         for part in _parts(plan, query.shape[0], query.shape[2], key.shape[2]):
