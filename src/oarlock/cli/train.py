@@ -1,8 +1,11 @@
 """`oarlock train CONFIG.toml [--section.key value ...]`: train, evaluate, export, and continue a prompt."""
 
 import argparse
+import io
 import sys
+from contextlib import redirect_stdout
 from pathlib import Path
+from typing import Any, TextIO
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -35,23 +38,53 @@ def run(args: argparse.Namespace) -> int:
     from oarlock.train.run import RunDirectory
 
     directory = RunDirectory(config.train.out)
-    with initialize(timeout_seconds=config.parallel.timeout_seconds) as mesh:
-        if args.resume == "auto" and directory.finished():
-            print(f"{directory.path} has finished; its report is {directory.report}", file=sys.stderr)
+    device = config.train.device.partition(":")[0]
+    with initialize(device, timeout_seconds=config.parallel.timeout_seconds, data=config.parallel.data) as mesh:
+        is_first = mesh.rank("data") == 0
+        if args.resume == "auto" and directory.finished(config):
+            if is_first:
+                print(f"{directory.path} has finished; nothing is left to train", file=sys.stderr)
         else:
-            if mesh.rank("data") == 0:
+            if is_first:
                 print(config.to_toml(), flush=True)
-            result = train(config, resume=args.resume, mesh=mesh)
-            if result.stopped_by:
+            if train(config, resume=args.resume, mesh=mesh).stopped_by:
                 return 0
-        if mesh.rank("data") == 0:
-            print(f"report    {directory.report}\nweights   {directory.export}", file=sys.stderr)
+        if is_first:
             if config.train.sample:
-                _print_sample(directory, config.train.sample)
+                _sample(directory.path, config.train.sample)
+            print(f"\nreport    {directory.report}\nweights   {directory.export}", file=sys.stderr)
+            print(f'continue  oarlock generate {directory.path} "your prompt"', file=sys.stderr)
     return 0
 
 
-def _print_sample(directory: "RunDirectory", prompt: str) -> None:  # noqa: F821 - imported when needed
+def _sample(run_directory: Path, prompt: str) -> None:
+    """Continue a prompt with the finished model, on stdout and in the report."""
     from oarlock.cli.main import main
+    from oarlock.train.metrics import MetricsLog, read_metrics
+    from oarlock.train.report import write_report
 
-    main(["generate", str(directory.path), prompt, "--max-new-tokens", "150", "--temperature", "0.8", "--seed", "0"])
+    heard = _Tee(sys.stdout)
+    with redirect_stdout(heard):
+        main(["generate", str(run_directory), prompt, "--max-new-tokens", "160", "--temperature", "0.8"])
+    records = read_metrics(run_directory)
+    if not any(r.get("event") == "sample" for r in records):
+        last_step = max(r["step"] for r in records)
+        with MetricsLog(run_directory, tensorboard=False) as log:
+            log.resume(last_step)
+            log.write("event", last_step, event="sample", prompt="", text=heard.getvalue())
+        write_report(run_directory)
+
+
+class _Tee(io.StringIO):
+    """Remembers what passes through to another stream."""
+
+    def __init__(self, onward: TextIO) -> None:
+        super().__init__()
+        self._onward = onward
+
+    def write(self, text: str, /) -> int:
+        self._onward.write(text)
+        return super().write(text)
+
+    def flush(self, *_: Any) -> None:
+        self._onward.flush()

@@ -72,11 +72,12 @@ class RunDirectory:
         """Replace status.json: step, steps, finished, and what stopped the run if something did."""
         write_atomically(self.status, json.dumps(values, indent=1) + "\n")
 
-    def finished(self) -> bool:
-        """Whether the run has reached its last step and exported its weights."""
+    def finished(self, config: TrainConfig) -> bool:
+        """Whether the run has reached the last step that `config` asks for and exported its weights."""
         try:
-            return bool(json.loads(self.status.read_text(encoding="utf-8")).get("finished"))
-        except (OSError, ValueError):
+            status = json.loads(self.status.read_text(encoding="utf-8"))
+            return bool(status["finished"]) and config.train.steps in (0, status["steps"])
+        except (OSError, ValueError, KeyError):
             return False
 
 
