@@ -20,6 +20,7 @@ from oarlock.digest import Digest64
 FORMAT = "oarlock-checkpoint"
 VERSION = 1
 MANIFEST_NAME = "oarlock.json"
+ADVICE = "restore it from a copy or use another checkpoint (`latest_checkpoint(root, fall_back=True)`)"
 
 _STEP_DIRECTORY = re.compile(r"step-(\d+)(?:\.(\d+))?")
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*")
@@ -128,11 +129,10 @@ def read_manifest(directory: Path, *, verify: bool = True) -> Manifest:
         raise CheckpointError(_describe_missing(directory)) from None
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
-    use_another = "restore the file from a copy or use another checkpoint"
     try:
         content = json.loads(raw)
     except ValueError as error:
-        raise CheckpointError(f"{path}: not readable as JSON ({error}); it is damaged: {use_another}") from None
+        raise CheckpointError(f"{path}: not readable as JSON ({error}); it is damaged; {ADVICE}") from None
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         found = content.get("format") if isinstance(content, dict) else type(content).__name__
         raise CheckpointError(f"{path}: expected the format {FORMAT!r}, found {found!r}; this is no Oarlock checkpoint")
@@ -148,13 +148,13 @@ def read_manifest(directory: Path, *, verify: bool = True) -> Manifest:
         expected = Digest64().update(blank).hexdigest()
         if found != expected:
             raise CheckpointError(
-                f"{path}: its content has the digest {expected}, but the file says {found}; it is damaged or was "
-                f"edited: {use_another}, or pass verify=False to read it as it is"
+                f"{path}: its content has the digest {expected}, but the file says {found}; it is damaged, or was "
+                f"edited (then verify=False reads it as it is); {ADVICE}"
             )
     try:
         return _decode(content)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise CheckpointError(f"{path}: malformed ({type(error).__name__}: {error}); {use_another}") from error
+        raise CheckpointError(f"{path}: malformed ({type(error).__name__}: {error}); {ADVICE}") from error
 
 
 def decode_table(groups: Mapping[str, Any]) -> TensorTable:

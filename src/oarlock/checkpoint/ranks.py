@@ -19,7 +19,7 @@ class Ranks:
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         self._group = group
-        together = dist.is_available() and dist.is_initialized()
+        together = dist.is_initialized()
         self.size = dist.get_world_size(group) if together else 1
         self.rank = dist.get_rank(group) if together else 0
         if self.rank < 0:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from oarlock.checkpoint.directory import list_checkpoints
-from oarlock.checkpoint.manifest import CheckpointError, Manifest, TensorEntry, read_manifest
+from oarlock.checkpoint.manifest import ADVICE, CheckpointError, Manifest, TensorEntry, read_manifest
 from oarlock.checkpoint.tensor_file import read_tensors
 from oarlock.digest import file_digest
 
@@ -122,21 +122,16 @@ def load_checkpoint(path: str | PathLike[str], *, verify: bool = True) -> Checkp
     """
     path = Path(path)
     manifest = read_manifest(path, verify=verify)
-    advice = "restore the directory from a copy or use another checkpoint (`latest_checkpoint(root, fall_back=True)`)"
     for name, entry in manifest.files.items():
         try:
             size = (path / name).stat().st_size
+            digest = file_digest(path / name) if verify and size == entry.bytes else entry.digest
         except OSError as error:
-            raise CheckpointError(f"{path / name}: {error.strerror}; expected {entry.bytes} bytes; {advice}") from None
+            raise CheckpointError(f"{path / name}: {error.strerror}, expected {entry.bytes} bytes; {ADVICE}") from error
         if size != entry.bytes:
-            raise CheckpointError(f"{path / name}: expected {entry.bytes} bytes, found {size}; {advice}")
-    for name, entry in manifest.files.items() if verify else ():
-        try:
-            digest = file_digest(path / name)
-        except OSError as error:
-            raise CheckpointError(f"{path / name}: cannot be read: {error.strerror}; {advice}") from error
+            raise CheckpointError(f"{path / name}: expected {entry.bytes} bytes, found {size}; {ADVICE}")
         if digest != entry.digest:
-            raise CheckpointError(f"{path / name}: damaged: expected digest {entry.digest}, found {digest}; {advice}")
+            raise CheckpointError(f"{path / name}: expected digest {entry.digest}, found {digest}; {ADVICE}")
     _check_tables(path, manifest)
     return Checkpoint(path, manifest.step, manifest.world_size, manifest.state, manifest)
 
@@ -162,7 +157,7 @@ def latest_checkpoint(root: str | PathLike[str], *, verify: bool = False, fall_b
         except CheckpointError as error:
             if not fall_back:
                 raise
-            damages.append(str(error))
+            damages.append(str(error).removesuffix(f"; {ADVICE}"))
         else:
             if damages:
                 warnings.warn(f"falling back to {path}, because {'; '.join(damages)}", stacklevel=2)

@@ -16,13 +16,13 @@ from oarlock.digest import digest64
 
 Group = dist.ProcessGroup | None
 
-_BUCKET_BYTES = 32 << 20
+_BUCKET_BYTES = 1 << 20  # below it, a message costs gloo more than two copies do
 _MAX_IN_FLIGHT = 2
 
 
 def group_size(group: Group = None) -> int:
     """Number of processes in a group."""
-    return dist.get_world_size(group) if dist.is_available() and dist.is_initialized() else 1
+    return dist.get_world_size(group) if dist.is_initialized() else 1
 
 
 @torch.no_grad()
@@ -31,13 +31,14 @@ def reduce_gradients(
 ) -> None:
     """Replace every gradient by its mean (or sum) over the group; call it after backward on all ranks.
 
-    Gradients travel in flat buckets, in the order of `parameters`, so every run adds in the same order. A parameter
-    that has a gradient on some ranks only counts as zero on the others; without one on any rank it keeps none.
+    Gradients travel in the order of `parameters`, large ones in place and small ones in flat buckets, so every run
+    adds in the same order. A parameter that has a gradient on some ranks only counts as zero on the others; without
+    one on any rank it keeps none.
 
     Args:
         parameters: the same on every rank, in the same order; those that require no gradient are skipped.
         mean: divide by the size of the group; use False where the loss is already divided by the global token count.
-        bucket_bytes: size of a flat bucket.
+        bucket_bytes: small gradients are sent together until they fill this many bytes.
 
     Raises:
         TypeError: a sparse gradient.
@@ -46,8 +47,8 @@ def reduce_gradients(
     if num_ranks == 1:
         return
     pending: deque[_Bucket] = deque()
-    for members in _fill(parameters, bucket_bytes):
-        pending.append(_Bucket(members, group))
+    for grads in _fill(_agreed_gradients(parameters, group), bucket_bytes):
+        pending.append(_Bucket(grads, group))
         if len(pending) > _MAX_IN_FLIGHT:
             pending.popleft().finish(num_ranks if mean else 1)
     while pending:
@@ -55,48 +56,54 @@ def reduce_gradients(
 
 
 class _Bucket:
-    """Gradients on their way: a flat copy, headed by one flag per parameter that says whether it has a gradient."""
+    """Gradients on their way: a flat copy of several, or a single one in place if it is contiguous."""
 
-    def __init__(self, members: list[Tensor], group: Group) -> None:
-        self._members = members
-        for p in members:
-            if p.grad is not None and p.grad.layout != torch.strided:
-                raise TypeError(f"a sparse gradient (shape {tuple(p.shape)}) cannot be reduced; use dense embeddings")
-        flags = torch.tensor([float(p.grad is not None) for p in members]).to(members[0].device, members[0].dtype)
-        grads = [p.new_zeros(p.numel()) if p.grad is None else p.grad.reshape(-1) for p in members]
-        self._flat = torch.cat([flags, *grads])
+    def __init__(self, grads: list[Tensor], group: Group) -> None:
+        self._grads = grads
+        self._flat = torch.cat([g.reshape(-1) for g in grads]) if len(grads) > 1 else grads[0].contiguous()
         self._work = dist.all_reduce(self._flat, group=group, async_op=True)
 
     def finish(self, divisor: int) -> None:
         assert self._work is not None
         self._work.wait()
-        sizes = [p.numel() for p in self._members]
-        flags, *parts = self._flat.split([len(sizes), *sizes])
         if divisor > 1:
-            self._flat[len(sizes) :].div_(divisor)
-        # on a GPU reading the flags waits for it, so only a rank that lacks a gradient does
-        present = None if all(p.grad is not None for p in self._members) else flags.tolist()
-        for i, (p, part) in enumerate(zip(self._members, parts, strict=True)):
-            if p.grad is not None:
-                p.grad.copy_(part.view_as(p))
-            elif present and present[i]:
-                p.grad = part.view_as(p).clone()
+            self._flat.div_(divisor)
+        if self._flat is not self._grads[0]:
+            parts = self._flat.view(-1).split([g.numel() for g in self._grads])
+            for grad, part in zip(self._grads, parts, strict=True):
+                grad.copy_(part.view(grad.shape))
 
 
-def _fill(parameters: Iterable[Tensor], bucket_bytes: int) -> Iterable[list[Tensor]]:
-    """Buckets of parameters of one dtype and device, in order."""
+def _agreed_gradients(parameters: Iterable[Tensor], group: Group) -> list[Tensor]:
+    """The gradients that any rank has, in order; a rank that lacks one gets zeros for it."""
+    trained = [p for p in parameters if p.requires_grad]
+    for p in trained:
+        if p.grad is not None and p.grad.layout != torch.strided:
+            raise TypeError(f"a sparse gradient (shape {tuple(p.shape)}) cannot be reduced; use dense embeddings")
+    flags = torch.tensor([p.grad is not None for p in trained], dtype=torch.uint8).to(communication_device(group))
+    dist.all_reduce(flags, dist.ReduceOp.MAX, group=group)
+    present = [p for p, flag in zip(trained, flags.tolist(), strict=True) if flag]
+    for p in present:
+        if p.grad is None:
+            p.grad = torch.zeros_like(p)
+    return [p.grad for p in present if p.grad is not None]
+
+
+def _fill(tensors: Iterable[Tensor], bucket_bytes: int) -> Iterable[list[Tensor]]:
+    """Large tensors alone, small ones of one dtype and device together, in order."""
     open_buckets: dict[tuple[torch.dtype, torch.device], tuple[list[Tensor], int]] = {}
-    for p in parameters:
-        if not p.requires_grad:
+    for tensor in tensors:
+        num_bytes = tensor.numel() * tensor.element_size()
+        if num_bytes >= bucket_bytes:
+            yield [tensor]
             continue
-        kind = (p.dtype, p.device)
+        kind = (tensor.dtype, tensor.device)
         members, size = open_buckets.pop(kind, ([], 0))
-        members.append(p)
-        size += p.numel() * p.element_size()
-        if size >= bucket_bytes:
+        members.append(tensor)
+        if size + num_bytes >= bucket_bytes:
             yield members
         else:
-            open_buckets[kind] = (members, size)
+            open_buckets[kind] = (members, size + num_bytes)
     yield from (members for members, _ in open_buckets.values())
 
 

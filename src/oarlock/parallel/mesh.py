@@ -68,7 +68,7 @@ class Mesh:
         Raises:
             ValueError: the sizes do not multiply to the number of processes; the message does the arithmetic.
         """
-        num_processes = dist.get_world_size() if dist.is_available() and dist.is_initialized() else None
+        num_processes = dist.get_world_size() if dist.is_initialized() else None
         sizes = {"pipeline": pipeline, "data": data, "context": context, "tensor": tensor}
         sizes = _infer(sizes, num_processes or 1)
         replicas = sizes["data"] * sizes["context"]
