@@ -143,7 +143,8 @@ def plan_text(plan: "Estimate", config: "TrainConfig", model_type: str) -> str:
         lines.append(f"  {label:22}{pair[0]:>18}{pair[1]:>18}")
     chosen = "recomputed" if plan.checkpointing else "kept"
     lines += [
-        f"  as configured: activations {chosen}. Not all live at once; Python and torch take some 0.3 GiB more.",
+        f"  configured: activations {chosen}. The parts do not all live at once. Tensors only: a process adds 0.3 GiB",
+        "  for Python and torch and, on the CPU, what its allocator keeps (a fifth to a half of the peak).",
         "",
     ]
     return "\n".join(lines)

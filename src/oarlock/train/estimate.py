@@ -41,7 +41,7 @@ class Parameters:
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of one rank, without what Python and torch themselves take (some 0.3 GiB)."""
+    """Bytes of one rank's tensors, without what Python, torch and the memory allocator take for themselves."""
 
     parameters: int
     gradients: int

@@ -174,7 +174,7 @@ def _charts(train: Records, evals: Records) -> list[str]:
 def _event_rows(events: Records) -> list[tuple[str, str, str]]:
     rows = []
     for event in events:
-        if event.get("event") in ("start", "sample"):
+        if event.get("event") in ("start", "sample", "finished"):
             continue
         hidden = event if event.get("event") in _BEGIN else _HIDDEN  # what a resumption carries is in the tables
         shown = {k: v for k, v in event.items() if k not in hidden and v not in ("", None)}
@@ -211,7 +211,7 @@ def _width(values: Sequence[float]) -> int:
 
 
 def _label(name: str) -> str:
-    known = {"peak": "Matmul peak, FLOP/s", "oarlock": "oarlock", "torch": "torch"}
+    known = {"matmul_peak": "Matmul peak, FLOP/s", "oarlock": "oarlock", "torch": "torch"}
     text = name.removeprefix("num_").removesuffix("_bytes").replace("_", " ").replace("flops", "FLOPs")
     return known.get(name, text[:1].upper() + text[1:])
 
