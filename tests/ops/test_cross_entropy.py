@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch.autograd import gradcheck
+from torch.utils.flop_counter import FlopCounterMode
 
 from oarlock import ops
 
@@ -53,6 +54,19 @@ def test_one_of_the_gradients_alone_and_none_at_all(reduction):
     only_weight = ops.linear_cross_entropy(hidden.detach(), weight, targets, reduction=reduction).sum()
     torch.testing.assert_close(torch.autograd.grad(only_weight, weight)[0], expected[1])
     assert not ops.linear_cross_entropy(hidden.detach(), weight.detach(), targets).requires_grad
+
+
+def test_evaluation_runs_one_matmul_per_chunk_not_three():
+    hidden, weight, targets = problem(dtype=torch.float32, ignored=())
+
+    def matmuls() -> int:
+        with FlopCounterMode(display=False) as counter:
+            ops.linear_cross_entropy(hidden, weight, targets, chunk=4)
+        return counter.get_total_flops()
+
+    training = matmuls()
+    with torch.no_grad():
+        assert 0 < matmuls() < 0.6 * training
 
 
 def test_a_token_with_zero_or_negative_upstream_gradient():

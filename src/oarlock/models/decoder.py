@@ -67,15 +67,18 @@ class Attention(nn.Module):
         q_BSHD = self.q_proj(x_BSE).unflatten(-1, (-1, self.head_dim))
         k_BSKD = self.k_proj(x_BSE).unflatten(-1, (-1, self.head_dim))
         v_BSKD = self.v_proj(x_BSE).unflatten(-1, (-1, self.head_dim))
-        if self.q_norm is not None and self.k_norm is not None:
-            q_BSHD, k_BSKD = self.q_norm(q_BSHD), self.k_norm(k_BSKD)
-        q_BSHD = ops.rope(q_BSHD, cos, sin, interleaved=self.rope_interleaved)
-        k_BSKD = ops.rope(k_BSKD, cos, sin, interleaved=self.rope_interleaved)
+        q_BSHD = self._rotated(q_BSHD, self.q_norm, cos, sin)
+        k_BSKD = self._rotated(k_BSKD, self.k_norm, cos, sin)
         if cache is not None:
             k_BSKD, v_BSKD = cache.append(self.layer, k_BSKD, v_BSKD)
         out_BSHD = flashmask_attention(q_BSHD, k_BSKD, v_BSKD, mask)
         assert isinstance(out_BSHD, Tensor)
         return self.o_proj(out_BSHD.flatten(-2))
+
+    def _rotated(self, x: Tensor, norm: RMSNorm | None, cos: Tensor, sin: Tensor) -> Tensor:
+        if norm is None:
+            return ops.rope(x, cos, sin, interleaved=self.rope_interleaved)
+        return ops.norm_rope(x, norm.weight, norm.eps, cos, sin, interleaved=self.rope_interleaved)
 
 
 class DecoderLayer(nn.Module):

@@ -60,7 +60,7 @@ def linear_cross_entropy(
     dtype = autocast_dtype(hidden)
     kept = targets != ignore_index
     rows = None if bool(kept.all()) else kept.nonzero().squeeze(1)
-    plan = _Plan(reduction, min(chunk, max(1, _CHUNK_ELEMENTS // weight.shape[0])), rows)
+    plan = _Plan(reduction, min(chunk, max(1, _CHUNK_ELEMENTS // weight.shape[0])), rows, torch.is_grad_enabled())
     return _LinearCrossEntropy.apply(hidden.to(dtype), weight.to(dtype), targets, plan)
 
 
@@ -100,6 +100,7 @@ class _Plan:
     reduction: Reduction
     chunk: int
     rows: Tensor | None  # indices of the tokens with a loss; None means all
+    grad_enabled: bool  # inside a Function it is always off, and needs_input_grad does not know of no_grad
 
     def chunks(self, num_tokens: int) -> Iterator[slice | Tensor]:
         """Row selectors, one per chunk."""
@@ -116,7 +117,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, plan: _Plan) -> Tensor:
         needs_hidden, needs_weight = ctx.needs_input_grad[:2]
-        now = plan.reduction != "none" and (needs_hidden or needs_weight)
+        now = plan.reduction != "none" and plan.grad_enabled and (needs_hidden or needs_weight)
         ctx.plan = plan
         head = _Head(weight, min(plan.chunk, hidden.shape[0]), needs_hidden and now, needs_weight and now)
         loss_N = torch.zeros(hidden.shape[0], dtype=head.dtype, device=hidden.device)
