@@ -1,6 +1,8 @@
 """Two real processes save and load together; when one fails, both say so and nothing appears."""
 
+import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -123,11 +125,36 @@ def test_groups_of_ranks_save_apart(root: Path, results: list[dict[str, Any]]) -
     assert load_checkpoint(root / "save_in_two_groups" / "1" / "step-00000001").world_size == 1
 
 
+def lose_a_rank(root: str) -> str:
+    """Rank 1 dies while it writes; its results so far are printed already."""
+
+    class Dying(dict):
+        def items(self) -> Any:
+            sys.stdout.flush()
+            os._exit(0)
+
+    try:
+        save_checkpoint(root, 1, tensors={}, rank_tensors=Dying(g={}) if dist.get_rank() == 1 else {})
+    except CheckpointError as error:
+        return str(error)
+    raise AssertionError("a checkpoint without one of its ranks")
+
+
+def test_a_lost_rank(root: Path, results: list[dict[str, Any]]) -> None:
+    root /= "lose_a_rank"
+    message = results[0]["lose_a_rank"]
+    assert message.startswith(f"saving step 1 into {root} failed, existing checkpoints are untouched: lost contact")
+    assert os.listdir(root) == []
+
+
 def work(root: str) -> dict[str, Any]:
     """All of the above in one pair of processes, because starting them takes longer than the work."""
     dist.init_process_group("gloo")
     parts = (save_and_load, fail_in_every_way, save_in_two_groups)
     results = {part.__name__: part(f"{root}/{part.__name__}") for part in parts}
+    if dist.get_rank() == 1:
+        print(json.dumps(results))
+    results["lose_a_rank"] = lose_a_rank(f"{root}/lose_a_rank")
     dist.destroy_process_group()
     return results
 

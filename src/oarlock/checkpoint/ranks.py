@@ -52,7 +52,11 @@ class Ranks:
             value = action()
         except BaseException as caught:
             error = caught
-        reports = self.gather({"value": value, "error": None if error is None else describe(error)})
+        try:
+            reports = self.gather({"value": value, "error": None if error is None else describe(error)})
+        except RuntimeError as lost:  # what torch.distributed raises when a process is gone or late
+            reason = str(lost).partition("\n")[0]
+            raise CheckpointError(f"{failure}: lost contact with another rank ({reason})") from (error or lost)
         if error is not None and not isinstance(error, (OSError, CheckpointError)):
             raise error
         reasons = {rank: report["error"] for rank, report in enumerate(reports) if report["error"]}
