@@ -121,23 +121,23 @@ def test_memory_is_what_a_step_allocates(name: str) -> None:
     assert planned.peak == pytest.approx(measured.peak, rel=0.08)
 
 
-def test_communication_is_what_the_sum_over_ranks_allocates() -> None:
+def test_ranks_add_no_memory() -> None:
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    shape = architecture("llama", vocab_size=30_000, hidden_size=512, num_hidden_layers=1)
+    shape = architecture(hidden_size=512)
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
     try:
         with LiveBytes() as live:
             model = Decoder(shape)
             for parameter in model.parameters():
                 parameter.grad = torch.zeros_like(parameter)
-            before = live.now
+            live.peak = before = live.now
             reduce_gradients(model.parameters())
     finally:
         dist.destroy_process_group()
-    planned = estimate(run_config(), shape, world_size=2).memory.communication
-    assert planned == pytest.approx(live.peak - before, rel=0.02)  # one flag per parameter goes along
-    assert estimate(run_config(), shape).memory.communication == 0
+    # Large gradients travel in place; small ones wait in a few buckets of 1 MiB.
+    assert live.peak - before <= 6 * 2**20
+    assert estimate(run_config(), shape, world_size=2).memory == estimate(run_config(), shape).memory
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3"])

@@ -133,13 +133,10 @@ def plan_text(plan: "Estimate", config: "TrainConfig", model_type: str) -> str:
         ("activations", "activations"),
         ("fused loss", "loss"),
         ("backward pass", "backward"),
-        ("sum over ranks", "communication"),
         ("optimizer step", "optimizer_step"),
         ("peak", "peak"),
     ):
         pair = [format_bytes(getattr(memory, name)) for memory in (kept, recomputed)]
-        if name == "communication" and plan.world_size == 1:
-            continue
         lines.append(f"  {label:22}{pair[0]:>18}{pair[1]:>18}")
     chosen = "recomputed" if plan.checkpointing else "kept"
     lines += [

@@ -20,7 +20,6 @@ __all__ = ["Estimate", "Memory", "Parameters", "estimate"]
 
 _FP32, _BF16, _INT64 = 4, 2, 8
 _LOSS_CHUNK_TOKENS, _LOSS_CHUNK_ELEMENTS = 512, 2**25  # of ops.linear_cross_entropy
-_BUCKET_BYTES, _BUCKETS_IN_FLIGHT = 32 << 20, 3  # of parallel.reduce_gradients
 
 
 @dataclass(frozen=True)
@@ -54,8 +53,6 @@ class Memory:
     """Working space of the backward pass at the last layer, where it begins, with the gradient of the head."""
     backward_end: int
     """Activations and working space left at the first layer, where the backward pass ends and all gradients exist."""
-    communication: int
-    """Flat copies of gradients on their way to the other ranks."""
     optimizer_step: int
     """Working space of the optimizer."""
     keeps_gradients: bool
@@ -63,10 +60,10 @@ class Memory:
 
     @property
     def peak(self) -> int:
-        """The largest moment: the loss, either end of the backward pass, the sum over ranks, the optimizer step."""
+        """The largest moment: the loss, either end of the backward pass, the optimizer step."""
         early = self.gradients if self.keeps_gradients else 0
         begin = early + self.activations + max(self.loss, self.backward)
-        end = self.gradients + max(self.backward_end, self.communication, self.optimizer_step)
+        end = self.gradients + max(self.backward_end, self.optimizer_step)
         return self.parameters + self.optimizer_state + max(begin, end)
 
 
@@ -124,7 +121,7 @@ def estimate(
     Args:
         config: of the run.
         architecture: of the model (see `oarlock.train.build.decoder_config`).
-        world_size: data-parallel ranks; each holds the whole model.
+        world_size: data-parallel ranks; each holds the whole model, and sums gradients in place.
         mean_visible: keys that a token sees on average; None assumes one document per sequence, (S + 1) / 2, the most
             that causal attention can cost. Packed documents see less.
 
@@ -144,7 +141,7 @@ def estimate(
     sequences = config.train.batch_size * config.train.accumulation * world_size
     tokens_per_step = sequences * length
     num_steps = config.train.steps or max(1, int(config.train.flops / (flops_per_token * tokens_per_step)))
-    kept, recomputed = (_memory(config, architecture, model, world_size, checkpointing=c) for c in (False, True))
+    kept, recomputed = (_memory(config, architecture, model, checkpointing=c) for c in (False, True))
     return Estimate(
         world_size=world_size,
         mean_visible=mean_visible,
@@ -167,9 +164,7 @@ def _parameters(architecture: DecoderConfig, model: Decoder) -> Parameters:
     return Parameters(total, total - idle, model.embed_tokens.weight.numel())
 
 
-def _memory(
-    config: TrainConfig, architecture: DecoderConfig, model: Decoder, world_size: int, *, checkpointing: bool
-) -> Memory:
+def _memory(config: TrainConfig, architecture: DecoderConfig, model: Decoder, *, checkpointing: bool) -> Memory:
     num_tokens = config.train.batch_size * config.data.sequence_length
     half = config.train.dtype == "bf16"
     weights, depth = model.num_parameters(), architecture.num_hidden_layers
@@ -197,7 +192,6 @@ def _memory(
         # Either the fused loss scales its gradients, or a layer runs while the head's gradient already exists.
         backward=max(2 * ahead, work + head),
         backward_end=work + num_tokens * (architecture.hidden_size * _FP32 if checkpointing else layers[0].saved),
-        communication=_bucket_bytes(model) if world_size > 1 else 0,
         optimizer_step=step_work,
         keeps_gradients=config.train.accumulation > 1,
     )
@@ -248,12 +242,6 @@ class _LayerBytes:
 def _swiglu_work(width: int, half: bool) -> int:
     """Per token: gradients of gate and up beyond the activations that they replace; in bf16 computed in fp32."""
     return width * (4 * _FP32 + 2 * _BF16 if half else 2 * _FP32)
-
-
-def _bucket_bytes(model: Decoder) -> int:
-    """A bucket closes with the parameter that fills it, so it may be larger by that one."""
-    sizes = [p.numel() * _FP32 for p in model.parameters()]
-    return min(sum(sizes), _BUCKETS_IN_FLIGHT * max(_BUCKET_BYTES, *sizes))
 
 
 def _optimizer_bytes(config: TrainConfig, model: Decoder) -> tuple[int, int]:
