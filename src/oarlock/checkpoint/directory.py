@@ -49,7 +49,10 @@ def locked(root: Path) -> Iterator[bool]:
     Raises:
         CheckpointError: another process is saving into `root`.
     """
+    created = [folder for folder in (root, *root.parents) if not folder.exists()]
     root.mkdir(parents=True, exist_ok=True)
+    for folder in created:
+        sync_directory(folder.parent)
     descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield _try_lock(descriptor, root)
