@@ -50,8 +50,10 @@ def main(arguments: Sequence[str]) -> int:
         parsed.overrides = rest
     try:
         return parsed.run(parsed)
-    except (ValueError, TypeError, OSError, NotImplementedError) as error:
+    except (ValueError, OSError, RuntimeError, ImportError) as error:
         if os.environ.get("OARLOCK_TRACEBACK"):
             raise
         print(f"oarlock {parsed.command}: {error}", file=sys.stderr)
+        if type(error) is RuntimeError:  # not one of ours: where it came from may matter
+            print("OARLOCK_TRACEBACK=1 shows the full traceback", file=sys.stderr)
         return 2

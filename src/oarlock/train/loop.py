@@ -326,6 +326,8 @@ class Trainer:
             models.save(self.model, building)
             for file in sorted(self.data.tokenizer_path.iterdir()):
                 shutil.copy(file, building / file.name)
+            special = {"bos_token_id": self.data.bos_id, "eos_token_id": self.data.eos_id}
+            (building / "generation_config.json").write_text(json.dumps(special) + "\n", encoding="utf-8")
             shutil.rmtree(target, ignore_errors=True)
             building.rename(target)
         self.mesh.barrier()

@@ -122,7 +122,7 @@ def test_given_tokenizer_is_kept_with_the_data(config: CorpusConfig, tmp_path: P
         ("validation.num_bytes.bin", lambda _: None, "is missing"),
         ("data.json", lambda content: content[: len(content) // 2], "is damaged"),
         ("data.json", lambda _: None, "is not a prepared corpus"),
-        ("data.json", lambda content: content.replace(b'"format": 1', b'"format": 99'), "format 99"),
+        ("data.json", lambda content: content.replace(b'"format": 2', b'"format": 99'), "format 99"),
         ("data.json", lambda _: b"[]", "is damaged"),
     ],
 )

@@ -96,7 +96,8 @@ def test_transformers_loads_the_same_ids(tokenizer: TextTokenizer, saved: Path, 
     assert len(loaded) == tokenizer.vocab_size
     for text in [*texts[:2], "  two  spaces , and 漢字🛶 don't \n\n", ""]:
         ids = tokenizer.encode(text)
-        assert loaded(text).input_ids == ids
+        assert loaded(text, add_special_tokens=False).input_ids == ids
+        assert loaded(text).input_ids == [tokenizer.begin_id, *ids]  # a prompt begins a document
         assert loaded.decode(ids) == text
 
 

@@ -21,7 +21,7 @@ from oarlock.train.data.token_file import TokenFile, array_paths, write_token_fi
 from oarlock.train.data.tokenizer import SMALLEST_VOCABULARY, TextTokenizer, load_tokenizer, train_tokenizer
 
 # Part of the key: raise it when the same source and options would give other tokens or another layout.
-FORMAT = 1
+FORMAT = 2
 META = "data.json"
 SPLITS = ("train", "validation")
 

@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 END_OF_DOCUMENT = "<|endoftext|>"
 SMALLEST_VOCABULARY = 257  # every byte, and the end of a document
@@ -126,6 +126,10 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> TextTokenizer:
     )
     backend.train_from_iterator((piece for text in texts for piece in cut_safely(text, _CHUNK)), trainer)
     end_id = backend.get_vocab()[END_OF_DOCUMENT]
+    # As the model was trained: whoever encodes a prompt with this file begins a document.
+    backend.post_processor = processors.TemplateProcessing(
+        single=f"{END_OF_DOCUMENT} $A", special_tokens=[(END_OF_DOCUMENT, end_id)]
+    )
     return TextTokenizer(backend, begin_id=end_id, end_id=end_id)
 
 
