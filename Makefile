@@ -37,7 +37,7 @@ layers: setup-dev
 	.venv/bin/lint-imports
 
 docs: setup-dev
-	$(PY) -m mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict -q
 
 wheel: setup-dev
 	$(PY) -m pip wheel -q --no-deps -w dist .

@@ -1,1 +1,6 @@
 """Training: a client of the parts, one file per idea."""
+
+from oarlock.train.config import TrainConfig, load_config
+from oarlock.train.loop import NonFiniteLossError, TrainResult, train
+
+__all__ = ["NonFiniteLossError", "TrainConfig", "TrainResult", "load_config", "train"]

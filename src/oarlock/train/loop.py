@@ -309,7 +309,9 @@ class Trainer:
         parameters = dict(self.model.named_parameters())
         for name, optimizer in self.optimizers.items():
             tensors = saved.tensors(f"optimizer_{name}", device=self.device)
-            checkpoint.load_optimizer(optimizer, parameters.items(), tensors, saved.state["optimizers"][name])
+            options = saved.state["optimizers"][name]
+            # the learning rates of this configuration hold, also where they were changed
+            checkpoint.load_optimizer(optimizer, parameters.items(), tensors, options, options=False)
         self.loader.load_state_dict(saved.state["loader"])
         self.state = LoopState(**saved.state["loop"])
         if saved.world_size == self.num_ranks:
