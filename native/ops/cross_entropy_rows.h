@@ -44,7 +44,7 @@ OARLOCK_INLINE float sum_of_exponentials(float* z, int64_t size, float shift) {
     Floats sum = {};
     int64_t i = 0;
     for (; i + kLanes <= size; i += kLanes) {
-        const Floats e = exponential(load(z + i, Whole{}) - shift);
+        const Floats e = softmax_exponential(load(z + i, Whole{}) - shift);
         sum += e;
         if (kWrite) {
             store(z + i, e, Whole{});
@@ -53,7 +53,7 @@ OARLOCK_INLINE float sum_of_exponentials(float* z, int64_t size, float shift) {
     float total = sum_of_lanes(sum);
     if (i < size) {
         const Part part = {size - i};
-        const Floats e = exponential(load(z + i, part) - shift);
+        const Floats e = softmax_exponential(load(z + i, part) - shift);
         if (kWrite) {
             store(z + i, e, part);
         }

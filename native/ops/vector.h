@@ -83,10 +83,13 @@ OARLOCK_INLINE Floats float_of_bits(Ints v) {
     return reinterpret_cast<Floats>(v);
 }
 
-// e^x, relative error below 2e-7; NaN stays NaN, overflow gives infinity, underflow goes through the denormals to 0.
-OARLOCK_INLINE Floats exponential(Floats x) {
-    x = x > 89.0f ? splat(89.0f) : x;
-    x = x < -104.0f ? splat(-104.0f) : x;
+// e^x = mantissa * 2^exponent for |x| up to 104, mantissa in [0.7, 1.42]; a NaN is in the mantissa.
+struct Power {
+    Floats mantissa;
+    Ints exponent;
+};
+
+OARLOCK_INLINE Power power_of_e(Floats x) {
     // Adding 1.5 * 2^23 rounds to an integer and leaves it in the low bits.
     constexpr float kRounder = 12582912.0f;
     const Floats shifted = x * 1.44269504f + kRounder;
@@ -98,11 +101,29 @@ OARLOCK_INLINE Floats exponential(Floats x) {
     p = p * r + 4.1665795894e-2f;
     p = p * r + 1.6666665459e-1f;
     p = p * r + 5.0000001201e-1f;
-    p = p * r * r + r + 1.0f;
-    // 2^n in two factors, because n reaches from -150 to 128.
-    const Ints exponent = bits_of(shifted) - bits_of(splat(kRounder));
-    const Ints half = exponent >> 1;
-    return p * float_of_bits((half + 127) << 23) * float_of_bits((exponent - half + 127) << 23);
+    return {p * r * r + r + 1.0f, bits_of(shifted) - bits_of(splat(kRounder))};
+}
+
+OARLOCK_INLINE Floats power_of_two(Ints exponent) {  // from -126 to 127
+    return float_of_bits((exponent + 127) << 23);
+}
+
+// e^x, relative error below 2e-7; NaN stays NaN, overflow gives infinity, underflow goes through the denormals to 0.
+OARLOCK_INLINE Floats exponential(Floats x) {
+    x = x > 89.0f ? splat(89.0f) : x;
+    x = x < -104.0f ? splat(-104.0f) : x;
+    const Power power = power_of_e(x);
+    // In two factors, because the exponent reaches from -150 to 128.
+    const Ints half = power.exponent >> 1;
+    return power.mantissa * power_of_two(half) * power_of_two(power.exponent - half);
+}
+
+// e^x for x <= 0, and 0 below -70: in a softmax that is 4e-31 of the largest term, which no float32 sum notices, while
+// denormals would slow down every matmul they get into.
+OARLOCK_INLINE Floats softmax_exponential(Floats x) {
+    const Power power = power_of_e(x < -70.0f ? splat(-70.0f) : x);
+    const Floats e = power.mantissa * power_of_two(power.exponent);
+    return x < -70.0f ? Floats{} : e;
 }
 
 }  // namespace
