@@ -76,7 +76,7 @@ def write_user_text(folder: Path) -> Path:
     (folder / "b").mkdir(parents=True)
     (folder / "a.txt").write_text("alpha\n", encoding="utf-8")
     (folder / "b" / "deep.md").write_text("# déjà vu\n", encoding="utf-8")
-    (folder / "b" / "packed.txt.gz").write_bytes(gzip.compress(b"zipped\r\n"))
+    (folder / "b" / "packed.txt.gz").write_bytes(gzip.compress(b"zipped\r\n", mtime=0))
     (folder / "c.jsonl.xz").write_bytes(lzma.compress(b'{"text": "one"}\n\n{"text": "two\\n", "id": 7}\n'))
     (folder / "ignored.py").write_text("x = 1\n")
     (folder / ".hidden.txt").write_text("secret\n")
@@ -133,7 +133,7 @@ def test_digest_depends_on_content_and_order_not_on_names(tmp_path: Path) -> Non
     ("name", "content", "message"),
     [
         ("bad.txt", b"fine\n\xff\xfe", r"bad\.txt: byte 5 is 0xff: not UTF-8"),
-        ("bad.txt.gz", gzip.compress(b"ab\xc3("), r"byte 2 of the unpacked text is 0xc3"),
+        ("bad.txt.gz", gzip.compress(b"ab\xc3(", mtime=0), r"byte 2 of the unpacked text is 0xc3"),
         ("bad.jsonl", b'{"text": "a"}\n{"text": "\xe9"}\n', r"bad\.jsonl: byte 24 is 0xe9"),
         ("bad.jsonl", b'{"text": "a"}\n{"body": "b", "id": 1}\n', r'bad\.jsonl:2: .*"text", got fields body, id'),
         ("bad.jsonl", b'\n["text"]\n', r"bad\.jsonl:2: .* got list"),
@@ -142,7 +142,7 @@ def test_digest_depends_on_content_and_order_not_on_names(tmp_path: Path) -> Non
         ("bad.jsonl", b'{"text": "\\ud83d"}', r"bad\.jsonl:1: .*surrogate"),
         ("bad.txt.xz", b"not xz", r"bad\.txt\.xz: damaged"),
         ("bad.txt.xz", lzma.compress(b"a" * 1000)[:-20], r"bad\.txt\.xz: damaged"),
-        ("bad.txt.gz", gzip.compress(b"a" * 1000)[:-9], r"bad\.txt\.gz: damaged"),
+        ("bad.txt.gz", gzip.compress(b"a" * 1000, mtime=0)[:-9], r"bad\.txt\.gz: damaged"),
         ("empty.txt", b"", "holds no text to train on"),
         ("blank.jsonl", b'{"text": " \\n"}', "holds no text to train on"),
         ("line.txt", b"one single line", "a single line, cannot be split"),
