@@ -124,8 +124,8 @@ def assert_clean_after_next_save(root: Path, step: int) -> None:
 
 def test_kill_at_random_moments(tmp_path: Path, forker: Forker) -> None:
     rng = random.Random(0)
-    last, rounds, deadline = 0, 0, time.monotonic() + 6
-    while time.monotonic() < deadline:
+    last = 0
+    for _ in range(60):
         child = forker.start(tmp_path)
         time.sleep(rng.uniform(0.0, 0.06))
         os.kill(child, signal.SIGKILL)
@@ -133,8 +133,6 @@ def test_kill_at_random_moments(tmp_path: Path, forker: Forker) -> None:
         steps = check_all(tmp_path)
         last = max(last, saved or 0)
         assert max(steps, default=0) >= last, "a checkpoint that save_checkpoint returned is gone"
-        rounds += 1
-    assert rounds > 20
     forker.start(tmp_path, num_saves=1)
     forker.finish()
     assert len(check_all(tmp_path)) == 2

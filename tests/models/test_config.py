@@ -69,7 +69,7 @@ def test_defaults_of_absent_fields_are_those_of_transformers():
         if hasattr(theirs, "head_dim"):
             assert ours.head_dim == theirs.head_dim, model_type
         if ours.num_experts:
-            assert ours.num_experts == theirs.num_experts if model_type != "dots1" else theirs.n_routed_experts
+            assert ours.num_experts == (theirs.n_routed_experts if model_type == "dots1" else theirs.num_experts)
             assert ours.num_experts_per_tok == theirs.num_experts_per_tok
             assert ours.moe_intermediate_size == theirs.moe_intermediate_size
 

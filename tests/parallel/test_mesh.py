@@ -171,7 +171,7 @@ def test_layouts_of_four(four: list[dict[str, Any]], index: int) -> None:
 def test_torch_builds_on_the_device_mesh(four: list[dict[str, Any]]) -> None:
     for rank, result in enumerate(four):
         local, names, total = result["device_mesh"]
-        assert local == [0, 1, 2, 3] if rank % 2 == 0 else [4, 5, 6, 7]
+        assert local == ([0, 1, 2, 3] if rank % 2 == 0 else [4, 5, 6, 7])
         assert names == [list(DENSE_AXES), ["expert", "tensor"]]
         assert total == (2 if rank % 2 == 0 else 4)  # ranks 0 + 2, ranks 1 + 3
 
