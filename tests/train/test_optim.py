@@ -23,7 +23,9 @@ def test_orthogonalise_keeps_the_singular_vectors_and_flattens_the_values(shape:
 def test_muon_matches_torch_muon() -> None:
     ours, theirs = (nn.Parameter(torch.linspace(-1, 1, 24 * 16).view(24, 16).clone()) for _ in range(2))
     mine = Muon([ours], lr=0.1, momentum=0.9, weight_decay=0.1)
-    reference = torch.optim.Muon([theirs], lr=0.1, momentum=0.9, weight_decay=0.1, nesterov=True, adjust_lr_fn="original")
+    reference = torch.optim.Muon(
+        [theirs], lr=0.1, momentum=0.9, weight_decay=0.1, nesterov=True, adjust_lr_fn="original"
+    )
     for _ in range(4):
         ours.grad = torch.randn(24, 16)
         theirs.grad = ours.grad.clone()

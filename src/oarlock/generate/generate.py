@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 
 from oarlock.attention import ColumnMask
+from oarlock.generate.cache import KeyValueCache
+from oarlock.generate.sampling import Sampler, Sampling
 from oarlock.models import Decoder
-
-from .cache import KeyValueCache
-from .sampling import Sampler, Sampling
 
 _FIRST_CAPACITY = 256  # new columns allocated beforehand; the cache doubles from there
 
