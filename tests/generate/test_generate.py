@@ -8,7 +8,7 @@ import transformers
 
 from oarlock import models
 from oarlock.generate import KeyValueCache, generate
-from oarlock.generate.generate import Batch
+from oarlock.generate.loop import Batch
 from oarlock.models import Decoder
 
 _SIZE = {

@@ -1,7 +1,7 @@
 """Generation: a key/value cache, sampling and the loop that turns prompts into tokens."""
 
 from oarlock.generate.cache import KeyValueCache
-from oarlock.generate.generate import generate
+from oarlock.generate.loop import generate
 from oarlock.generate.sampling import Sampler, Sampling, filter_logits
 from oarlock.generate.tokens import TextStream
 
