@@ -1,5 +1,6 @@
 """The loop end to end on a tiny run: it learns, it exports, ranks add up, divergence is caught."""
 
+import gc
 import json
 import math
 from collections.abc import Callable
@@ -103,3 +104,13 @@ def test_training_continues_from_a_hugging_face_folder(tiny: Callable[..., Path]
     with pytest.raises(ValueError, match="longer than the model's"):
         train(config)
     assert not Path(config.train.out).exists()
+
+
+def test_garbage_collection_is_as_before_after_a_run(tiny: Callable[..., Path]) -> None:
+    frozen = gc.get_freeze_count()
+    train(load_config(tiny("fine"), ["--train.steps", "2"]))
+    diverging = ["--optimizer.learning_rate", "1e30", "--optimizer.clip_norm", "0", "--schedule.warmup_steps", "0"]
+    with pytest.raises(NonFiniteLossError):
+        train(load_config(tiny("diverges"), diverging))
+    assert gc.isenabled()
+    assert gc.get_freeze_count() == frozen

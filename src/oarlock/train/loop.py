@@ -14,6 +14,8 @@ import resource
 import shutil
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -126,11 +128,14 @@ class Trainer:
     def run(self) -> TrainResult:
         """Train to the last step, or until a signal asks to stop; then save, export and report."""
         train = self.config.train
-        with Progress(self.num_steps, every=train.log_every, rank=self.rank) as progress, StopRequest() as stop:
+        with (
+            Progress(self.num_steps, every=train.log_every, rank=self.rank) as progress,
+            StopRequest() as stop,
+            collection_at_chosen_steps(train.gc_every > 0),
+        ):
             self._announce(progress)
             if not self.resumed:
                 self._evaluate(progress)
-            self._pause_garbage_collection()
             progress.start(self.state.step)
             stopped_by = ""
             while self.state.step < self.num_steps and not stopped_by:
@@ -145,7 +150,6 @@ class Trainer:
                     self._save(stopped_by)
                 if train.gc_every and self.state.step % train.gc_every == 0:
                     gc.collect()
-            gc.enable()
             finished = self.state.step == self.num_steps
             if finished:
                 self._export()
@@ -256,13 +260,6 @@ class Trainer:
             }
             self.log.write("event", self.state.step, event=event, environment=environment(self.device), **details)
 
-    def _pause_garbage_collection(self) -> None:
-        """Collect at chosen steps instead of at random ones, so that all ranks pause together."""
-        if self.config.train.gc_every:
-            gc.collect()
-            gc.freeze()
-            gc.disable()
-
     # ------------------------------------------------------------------------------------- evaluation and keeping
 
     def _evaluate(self, progress: Progress) -> None:
@@ -367,6 +364,24 @@ class Trainer:
             f"step {step}: loss {loss}, gradient norm {norm}{where}. The batch and the state of all gradients are in "
             f"{dump}; the last good checkpoint is untouched. Lower the learning rate or raise the warm-up."
         )
+
+
+@contextmanager
+def collection_at_chosen_steps(active: bool) -> Iterator[None]:
+    """Stop Python's own garbage collection for a while, so that all ranks pause together where the loop collects."""
+    if not active:
+        yield
+        return
+    was_enabled = gc.isenabled()
+    gc.collect()
+    gc.freeze()  # what is here now lives as long as the run: no later collection looks at it
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+        if was_enabled:
+            gc.enable()
 
 
 def peak_memory_bytes(device: torch.device) -> int:
