@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from attention.oracle import dense_attention
-from oarlock.attention import ColumnMask, flashmask, flashmask_attention
+from oarlock.attention import ColumnMask, flashmask_attention, operator
 from oarlock.attention.request import OP, AttentionRequest
 from oarlock.providers import explain
 
@@ -47,51 +47,26 @@ def test_a_sink_is_one_more_key_without_value(sink, device, backend):
         torch.testing.assert_close(gradient, wanted)
 
 
-def test_a_block_mask_hides_whole_blocks(device):
-    q, k, v = inputs(device, seqlen=300)
-    mask = ColumnMask.causal_document([200, 100], device=device)
-    keep = torch.tensor([[1, 0, 0], [0, 1, 1], [1, 1, 0]], dtype=torch.int32, device=device)
-    pairs = keep.repeat_interleave(128, 0).repeat_interleave(128, 1)[:300, :300] == 1
-    expected, _ = dense_attention(q, k, v, mask.to_dense() & pairs, 0.5)
-    got = flashmask_attention(q, k, v, mask, block_mask=keep[None, None], backend="reference")
-    torch.testing.assert_close(got, expected)
-
-
 def test_auto_names_the_slower_path_once(device):
-    flashmask._warn_dense.cache_clear()
+    operator._select.cache_clear()
     q, k, v = inputs(device)
-    arguments = {"startend_row_indices": ColumnMask.full(8, device=device)}
-    arguments["block_mask"] = torch.ones(1, 1, 1, 1, dtype=torch.int32, device=device)
-    with pytest.warns(UserWarning, match="dense reference for a block_mask"):
-        flashmask_attention(q, k, v, **arguments)
+    mask = ColumnMask.full(8, device=device)
+    with pytest.warns(UserWarning, match="dense reference .* with dropout"):
+        flashmask_attention(q, k, v, mask, dropout=0.1, backend="auto")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        flashmask_attention(q, k, v, **arguments)
+        flashmask_attention(q, k, v, mask, dropout=0.1)
 
 
 def test_a_named_backend_says_why_it_does_not_apply(device):
     q, k, v = inputs(device)
-    block_mask = torch.ones(1, 1, 1, 1, dtype=torch.int32, device=device)
     with pytest.raises(ValueError, match="'aten' of flashmask_attention does not apply"):
-        flashmask_attention(q, k, v, ColumnMask.full(8, device=device), block_mask=block_mask, backend="aten")
+        flashmask_attention(q, k, v, ColumnMask.full(8, device=device), dropout=0.1, backend="aten")
     with pytest.raises(ValueError, match="has no provider 'fast'"):
         flashmask_attention(q, k, v, backend="fast")
     reasons = dict(explain(OP, AttentionRequest(torch.device("cuda"), torch.float32)))
-    assert reasons == {"aten": "runs on the CPU, the tensors are on cuda", "reference": None}
-
-
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        ({"dropout": 0.1}, "dropout=0.1"),
-        ({"return_seed_offset": True}, "return_seed_offset"),
-        ({"fixed_seed_offset": torch.zeros(2)}, "fixed_seed_offset"),
-        ({"rng_name": "local"}, "rng_name"),
-    ],
-)
-def test_what_is_not_built_is_named(arguments, named, device):
-    with pytest.raises(NotImplementedError, match=named):
-        flashmask_attention(*inputs(device), **arguments)
+    assert reasons["aten"] == "runs on the CPU, the tensors are on cuda"
+    assert reasons["reference"] is None
 
 
 def test_accepted_without_effect(device):
@@ -108,7 +83,7 @@ def test_a_mask_in_paddles_format(device):
     mask = ColumnMask.causal_document([3, 5], device=device)
     expected = flashmask_attention(q, k, v, mask, backend="reference")
     assert torch.equal(flashmask_attention(q, k, v, mask.bounds, causal=True, backend="reference"), expected)
-    with pytest.raises(ValueError, match="1 columns with causal=False"):
+    with pytest.raises(ValueError, match=r"1 columns with causal=False: .* LTE with causal and UTE without"):
         flashmask_attention(q, k, v, mask.bounds)
 
 
@@ -136,5 +111,13 @@ def test_arguments_that_do_not_fit(device):
     refuses(TypeError, "query must be a torch.Tensor", None, k, v)
     refuses(ValueError, "block_mask needs", q, k, v, block_mask=torch.ones(1, 1, 1, 1))
     refuses(ValueError, r"block_mask must have shape \[1, 1, 1, 1\]", q, k, v, mask, block_mask=torch.ones(1, 1, 2, 1))
+    refuses(TypeError, "must hold ints or bools", q, k, v, mask, block_mask=torch.ones(1, 1, 1, 1, device=device))
     refuses(ValueError, r"learnable_sink must have shape \[2\]", q, k, v, learnable_sink=torch.zeros(3))
-    refuses(ValueError, "left and right must not be negative", q, k, v, window_size=-1)
+    refuses(TypeError, "learnable_sink must have a floating-point dtype", q, k, v, learnable_sink=torch.ones(2).long())
+    refuses(ValueError, r"dropout must be in \[0, 1\), got 1.0", q, k, v, dropout=1.0)
+    refuses(ValueError, "fixed_seed_offset must be an int64", q, k, v, fixed_seed_offset=torch.zeros(2))
+    refuses(ValueError, "rng_name 'local' is unknown", q, k, v, dropout=0.5, rng_name="local")
+    refuses(TypeError, "floating-point dtype, got torch.int64", *(x.detach().long() for x in (q, k, v)))
+    refuses(ValueError, "one column per key, key has 8", q, k, v, mask.bounds[:, :, :7])
+    refuses(TypeError, "int32 .*row indices, got torch.float64", q, k, v, mask.bounds.double())
+    refuses(ValueError, "left and right not negative: -1", q, k, v, window_size=-1)

@@ -37,7 +37,7 @@ def test_splitmix64_has_its_published_value():
 
 @pytest.mark.parametrize("probability", [0.1, 0.5, 0.9])
 def test_the_share_of_kept_pairs(probability, device):
-    keep = Dropout(probability, 3, 4).factors(2, 4, 256, 256, device) > 0
+    keep = Dropout(probability, 3, 4).factors((2, 4, 256, 256), device) > 0
     sigma = (probability * (1 - probability)) ** 0.5
     for dims in ((0, 1, 2, 3), (2, 3), (0, 1, 2), (0, 1, 3)):  # of all, of a head, of a key, of a row
         share = keep.double().mean(dims)
@@ -46,8 +46,8 @@ def test_the_share_of_kept_pairs(probability, device):
 
 
 def test_rows_keys_heads_and_seeds_are_uncorrelated(device):
-    x = Dropout(0.5, 11, 0).factors(2, 3, 256, 256, device).flatten(0, 1) - 1
-    other = Dropout(0.5, 11, 1).factors(2, 3, 256, 256, device).flatten(0, 1) - 1
+    x = Dropout(0.5, 11, 0).factors((2, 3, 256, 256), device).flatten(0, 1) - 1
+    other = Dropout(0.5, 11, 1).factors((2, 3, 256, 256), device).flatten(0, 1) - 1
     neighbours = [(x[:, 1:], x[:, :-1]), (x[:, :, 1:], x[:, :, :-1]), (x[:, 1:, 1:], x[:, :-1, :-1])]
     for a, b in [*neighbours, (x[1:], x[:-1]), (x[:, 64:], x[:, :-64]), (x, other)]:
         assert (a * b).mean().abs() < 5 / a.numel() ** 0.5

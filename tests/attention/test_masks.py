@@ -100,7 +100,7 @@ def test_int64_bounds_are_converted_and_clamped():
 
 
 def test_what_a_mask_refuses():
-    with pytest.raises(TypeError, match=r"int32 \(or int64\) tensor, got torch.float32"):
+    with pytest.raises(TypeError, match=r"int32 \(or int64\) tensor of row indices, got torch.float32"):
         ColumnMask(torch.zeros(1, 1, 4, 1), True, 4)
     with pytest.raises(ValueError, match=r"\[batch, heads, seqlen_k, n\], got \[4, 1\]"):
         ColumnMask(torch.zeros(4, 1, dtype=torch.int32), True, 4)

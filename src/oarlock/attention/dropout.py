@@ -23,6 +23,7 @@ Source: finalisers of SplitMix64 (Steele et al. 2014) and of Wellons' lowbias32.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -54,14 +55,33 @@ class Dropout:
         """Factor of the kept weights."""
         return 1.0 / (1.0 - self.probability)
 
-    def factors(self, batch: int, num_heads: int, num_rows: int, num_keys: int, device: torch.device) -> Tensor:
-        """What the weights are multiplied by, 0 or ``scale``: float32 [batch, num_heads, num_rows, num_keys]."""
-        shape = (batch, num_heads, num_rows, num_keys)
+    def factors(self, shape: Sequence[int], device: torch.device) -> Tensor:
+        """What the weights are multiplied by, 0 or ``scale``: float32 [batch, heads, rows, keys], its ``shape``."""
         b, h, i, j = (
             torch.arange(n, device=device).view([-1 if d == e else 1 for e in range(4)]) for d, n in enumerate(shape)
         )
         bits = pair_bits(self.seed, self.offset, b, h, i, j)
         return (bits >= self.threshold).to(torch.float32) * self.scale
+
+
+_generators: dict[str, torch.Generator] = {}
+
+
+def name_generator(name: str, generator: torch.Generator) -> None:
+    """Lets ``rng_name=name`` draw seeds from a generator on the CPU, say one with equal seeds on all tensor ranks."""
+    _generators[name] = generator
+
+
+def draw_seed_offset(rng_name: str = "") -> Tensor:
+    """A fresh seed and offset from torch's generator or a named one: int64 [2] on the CPU.
+
+    Activation checkpointing restores torch's generator, so that a recomputed call draws the same pair.
+    """
+    if rng_name and rng_name not in _generators:
+        known = ", ".join(repr(name) for name in _generators) or "none"
+        raise ValueError(f"rng_name {rng_name!r} is unknown; known: {known}; add it with dropout.name_generator")
+    generator = _generators[rng_name] if rng_name else None
+    return torch.randint(-(2**63), 2**63 - 1, (2,), dtype=torch.int64, generator=generator)
 
 
 def pair_bits(seed: int, offset: int, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:

@@ -21,9 +21,23 @@ SKIP, PARTIAL, FULL = 0, 1, 2
 """Classes of a tile: no visible pair, some, all."""
 
 _COLUMNS = (
-    "causal=True takes 1 (LTS) or 2 (LTS, LTE) columns, causal=False takes 2 (LTS, UTE) or 4 (LTS, LTE, UTS, UTE); "
+    "per key, causal=True takes 1 (LTS: rows i >= LTS are hidden) or 2 columns (LTS <= i < LTE are hidden), "
+    "causal=False takes 2 (i >= LTS and i < UTE are hidden) or 4 (LTS <= i < LTE and UTS <= i < UTE are hidden); "
     "note that the second column is LTE with causal and UTE without"
 )
+
+
+def check_bounds(bounds: Tensor, causal: bool) -> None:
+    """Raises unless the tensor is int32 or int64 [batch, heads, seqlen_k, n] with an n that fits ``causal``."""
+    if not isinstance(bounds, Tensor) or bounds.dtype not in (torch.int32, torch.int64):
+        got = bounds.dtype if isinstance(bounds, Tensor) else type(bounds).__name__
+        raise TypeError(f"the bounds of a mask must be an int32 (or int64) tensor of row indices, got {got}")
+    if bounds.dim() != 4:
+        raise ValueError(
+            f"the bounds of a mask must have shape [batch, heads, seqlen_k, n], got {list(bounds.shape)}: {_COLUMNS}"
+        )
+    if bounds.shape[3] not in ((1, 2) if causal else (2, 4)):
+        raise ValueError(f"the mask has {bounds.shape[3]} columns with causal={causal}: {_COLUMNS}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,13 +77,7 @@ class ColumnMask:
 
     def __post_init__(self) -> None:
         bounds = self.bounds
-        if not isinstance(bounds, Tensor) or bounds.dtype not in (torch.int32, torch.int64):
-            got = bounds.dtype if isinstance(bounds, Tensor) else type(bounds).__name__
-            raise TypeError(f"bounds must be an int32 (or int64) tensor, got {got}")
-        if bounds.dim() != 4:
-            raise ValueError(f"bounds must have shape [batch, heads, seqlen_k, n], got {list(bounds.shape)}")
-        if bounds.shape[3] not in ((1, 2) if self.causal else (2, 4)):
-            raise ValueError(f"bounds has {bounds.shape[3]} columns with causal={self.causal}: {_COLUMNS}")
+        check_bounds(bounds, self.causal)
         if self.seqlen_q < 0:
             raise ValueError(f"seqlen_q must not be negative, got {self.seqlen_q}")
         if bounds.dtype == torch.int64:

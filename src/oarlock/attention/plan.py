@@ -233,7 +233,7 @@ class _Rows:
             mask.flat_bounds, causal=mask.causal, seqlen_q=mask.seqlen_q, index=self.index, rows=rows, keys=keys
         ).numpy()
         segments = []
-        for (key_begin, key_end), kind in _segments(counts, end - begin, keys[0]):
+        for (key_begin, key_end), kind in cut_segments(counts, end - begin, keys[0]):
             pattern = None
             if kind is Kind.PARTIAL and self.is_span[begin:end].all():
                 relative = np.stack([self.first[begin:end], self.last[begin:end]]) - key_begin
@@ -242,7 +242,7 @@ class _Rows:
         return RowTile(rows, tuple(segments))
 
 
-def _segments(counts: np.ndarray, num_rows: int, first_key: int) -> list[tuple[Range, Kind]]:
+def cut_segments(counts: np.ndarray, num_rows: int, first_key: int) -> list[tuple[Range, Kind]]:
     """Cuts the keys of a tile by how many of its rows see them, with short pieces joined to their neighbours."""
     kind_of_key = np.where(counts == num_rows, 2, np.where(counts > 0, 1, 0))
     borders = [0, *(np.flatnonzero(np.diff(kind_of_key)) + 1).tolist(), len(counts)]

@@ -16,11 +16,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from oarlock.attention.block_plan import block_plan
+from oarlock.attention.dropout import Dropout
+from oarlock.attention.finite import clean, has_nan
 from oarlock.attention.masks import ColumnMask
 from oarlock.attention.plan import Bias, Kind, RowTile, Segment, TilePlan, tile_plan
-from oarlock.attention.request import OP, AttentionRequest
+from oarlock.attention.request import BACKWARD, OP, AttentionRequest
 from oarlock.providers import register
 
 # Private ops: a torch without them is refused below, and the reference takes over.
@@ -36,21 +38,59 @@ def _refuse(request: AttentionRequest) -> str | None:
         return f"torch {torch.__version__} has no CPU flash-attention op"
     if request.dtype not in _DTYPES:
         return f"needs float32, float64, bfloat16 or float16, got {request.dtype}"
-    if request.has_block_mask:
-        return "does not take a block_mask"
+    if request.has_dropout:
+        return "does not drop weights"
     return None
 
 
 @register(OP, "aten", priority=10, refuse=_refuse)
 def aten(
-    query: Tensor, key: Tensor, value: Tensor, mask: ColumnMask, *, scale: float, block_mask: Tensor | None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: ColumnMask,
+    *,
+    scale: float,
+    block_mask: Tensor | None,
+    dropout: Dropout | None,
 ) -> tuple[Tensor, Tensor]:
-    """Attention by row tiles; float32 inside the backward for half dtypes, whose CPU kernel is far slower."""
-    assert block_mask is None
-    plan = tile_plan(mask)
-    if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
-        return _TiledAttention.apply(query, key, value, plan, scale)  # type: ignore[return-value]
-    return _forward(query, key, value, plan, scale)
+    """Attention by row tiles."""
+    assert dropout is None
+    plan = tile_plan(mask) if block_mask is None else block_plan(mask, block_mask)
+    out, lse = _forward(query, key, value, plan, scale)
+    if has_nan(out, lse):
+        cleaned = clean(query, key, value, mask, block_mask)
+        out, lse = _forward(cleaned.query, cleaned.key, cleaned.value, plan, scale)
+        out = out.masked_fill(cleaned.poisoned[..., None], float("nan"))
+        lse = lse.masked_fill(cleaned.poisoned.transpose(1, 2), float("nan"))
+    return out, lse
+
+
+@register(BACKWARD, "aten", priority=10, refuse=_refuse)
+def aten_backward(
+    grad_out: Tensor,
+    grad_lse: Tensor | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    mask: ColumnMask,
+    *,
+    scale: float,
+    block_mask: Tensor | None,
+    dropout: Dropout | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients by row tiles, in float32 for half dtypes, whose CPU kernel is far slower."""
+    assert dropout is None
+    plan = tile_plan(mask) if block_mask is None else block_plan(mask, block_mask)
+    gradients = _backward(grad_out, grad_lse, query, key, value, out, lse, plan, scale)
+    if has_nan(*gradients):
+        cleaned = clean(query, key, value, mask, block_mask)
+        grad_out = grad_out.masked_fill(cleaned.blind[..., None], 0)
+        inputs = (cleaned.query, cleaned.key, cleaned.value)
+        gradients = _backward(grad_out, grad_lse, *inputs, out, lse, plan, scale)
+    return gradients
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,49 +232,37 @@ def _forward(query: Tensor, key: Tensor, value: Tensor, plan: TilePlan, scale: f
     return out, lse
 
 
-class _TiledAttention(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, plan: TilePlan, scale: float
-    ) -> tuple[Tensor, Tensor]:
-        out, lse = _forward(query, key, value, plan, scale)
-        ctx.save_for_backward(query, key, value, out, lse)
-        ctx.plan, ctx.scale = plan, scale
-        ctx.set_materialize_grads(False)
-        return out, lse
-
-    @staticmethod
-    @once_differentiable
-    def backward(  # type: ignore[override]
-        ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None
-    ) -> tuple[Tensor | None, ...]:
-        query, key, value, out, lse = ctx.saved_tensors
-        if grad_out is None and grad_lse is None:
-            return None, None, None, None, None
-        plan: TilePlan = ctx.plan
-        dtype = torch.promote_types(query.dtype, torch.float32)
-        head_dim, value_dim = query.shape[3], value.shape[3]
-        width = max(head_dim, value_dim + (grad_lse is not None))
-        if grad_out is None:
-            grad_out = torch.zeros_like(out)
-        q, k, v, o, do = (_heads_first(x, width, dtype) for x in (query, key, value, out, grad_out))
-        is_blind = lse == float("-inf")
-        if grad_lse is not None:
-            v[..., value_dim] = 1
-            do[..., value_dim] = grad_lse.masked_fill(is_blind, 0)
-        # exp(-inf - lse) must be 0 for the rows that see nothing.
-        lse = lse.masked_fill(is_blind, 0)
-        keys_once = plan.covers_keys_once and (len(plan.tiles) == 1 or plan.mask.num_heads <= key.shape[2])
-        dq = _new(query, width, is_covered=plan.covers_rows, dtype=dtype).transpose(1, 2)
-        dk, dv = (_new(key, width, is_covered=keys_once, dtype=dtype).transpose(1, 2) for _ in range(2))
-        for part in _parts(plan, query.shape[0], query.shape[2], key.shape[2]):
-            of_queries = [part.of_queries(x) for x in (do, q, o, lse, dq)]
-            of_keys = [part.of_keys(x) for x in (k, v, dk, dv)]
-            for tile in part.tiles:
-                of_rows = [_rows(x, tile.rows) for x in of_queries]
-                _tile_backward(*(plan, part.index, tile, of_rows, of_keys), keys_once=keys_once, scale=ctx.scale)
-        dq, dk, dv = (
-            x.transpose(1, 2)[..., :size].to(query.dtype)
-            for x, size in ((dq, head_dim), (dk, head_dim), (dv, value_dim))
-        )
-        return dq, dk, dv, None, None
+def _backward(
+    grad_out: Tensor,
+    grad_lse: Tensor | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    plan: TilePlan,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    dtype = torch.promote_types(query.dtype, torch.float32)
+    head_dim, value_dim = query.shape[3], value.shape[3]
+    width = max(head_dim, value_dim + (grad_lse is not None))
+    q, k, v, o, do = (_heads_first(x, width, dtype) for x in (query, key, value, out, grad_out))
+    is_blind = lse == float("-inf")
+    if grad_lse is not None:
+        v[..., value_dim] = 1
+        do[..., value_dim] = grad_lse.masked_fill(is_blind, 0)
+    # exp(-inf - lse) must be 0 for the rows that see nothing.
+    lse = lse.masked_fill(is_blind, 0)
+    keys_once = plan.covers_keys_once and (len(plan.tiles) == 1 or plan.mask.num_heads <= key.shape[2])
+    dq = _new(query, width, is_covered=plan.covers_rows, dtype=dtype).transpose(1, 2)
+    dk, dv = (_new(key, width, is_covered=keys_once, dtype=dtype).transpose(1, 2) for _ in range(2))
+    for part in _parts(plan, query.shape[0], query.shape[2], key.shape[2]):
+        of_queries = [part.of_queries(x) for x in (do, q, o, lse, dq)]
+        of_keys = [part.of_keys(x) for x in (k, v, dk, dv)]
+        for tile in part.tiles:
+            of_rows = [_rows(x, tile.rows) for x in of_queries]
+            _tile_backward(*(plan, part.index, tile, of_rows, of_keys), keys_once=keys_once, scale=scale)
+    dq, dk, dv = (
+        x.transpose(1, 2)[..., :size].to(query.dtype) for x, size in ((dq, head_dim), (dk, head_dim), (dv, value_dim))
+    )
+    return dq, dk, dv

@@ -1,6 +1,6 @@
 """The definition, written out densely in plain autograd: any device and float dtype, O(Sq * Sk) memory.
 
-Legend: B batch, Sq query rows, Sk keys, Hq/Hk query and key heads, G = Hq / Hk, D head dim.
+Legend: B batch, Sq query rows, Sk keys, Hq/Hk query and key heads, D head dim.
 """
 
 from __future__ import annotations
@@ -8,12 +8,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from oarlock.attention.dropout import Dropout
+from oarlock.attention.finite import clean, dense
 from oarlock.attention.masks import ColumnMask
-from oarlock.attention.request import OP, AttentionRequest
+from oarlock.attention.request import BACKWARD, OP, AttentionRequest
 from oarlock.providers import register
-
-BLOCK = 128
-"""Rows and keys that one entry of a block mask stands for."""
 
 
 def _refuse(request: AttentionRequest) -> str | None:
@@ -22,28 +21,90 @@ def _refuse(request: AttentionRequest) -> str | None:
 
 @register(OP, "reference", priority=0, refuse=_refuse)
 def reference(
-    query: Tensor, key: Tensor, value: Tensor, mask: ColumnMask, *, scale: float, block_mask: Tensor | None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: ColumnMask,
+    *,
+    scale: float,
+    block_mask: Tensor | None,
+    dropout: Dropout | None,
 ) -> tuple[Tensor, Tensor]:
     """softmax(scale * Q K^T + mask) V and its log-sum-exp, in float32 (float64 for float64 inputs)."""
-    num_heads, seqlen_q, seqlen_k = query.shape[2], query.shape[1], key.shape[1]
+    if _all_finite(query, key, value):
+        return _attention(query, key, value, mask, scale, block_mask, dropout)
+    cleaned = clean(query, key, value, mask, block_mask)
+    out, lse = _attention(cleaned.query, cleaned.key, cleaned.value, mask, scale, block_mask, dropout)
+    nan = float("nan")
+    return (
+        out.masked_fill(cleaned.poisoned[..., None], nan),
+        lse.masked_fill(cleaned.poisoned.transpose(1, 2), nan),
+    )
+
+
+@register(BACKWARD, "reference", priority=0, refuse=_refuse)
+def reference_backward(
+    grad_out: Tensor,
+    grad_lse: Tensor | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    mask: ColumnMask,
+    *,
+    scale: float,
+    block_mask: Tensor | None,
+    dropout: Dropout | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients by autograd through the definition, computed again."""
+    inputs = [query, key, value]
+    if not _all_finite(*inputs):
+        cleaned = clean(query, key, value, mask, block_mask)
+        inputs = [cleaned.query, cleaned.key, cleaned.value]
+        grad_out = grad_out.masked_fill(cleaned.blind[..., None], 0).masked_fill(
+            cleaned.poisoned[..., None], float("nan")
+        )
+    with torch.enable_grad():
+        q, k, v = leaves = [x.detach().requires_grad_() for x in inputs]
+        results = _attention(q, k, v, mask, scale, block_mask, dropout)
+    if grad_lse is None:
+        grad_lse = torch.zeros_like(results[1])
+    dq, dk, dv = torch.autograd.grad(results, leaves, (grad_out, grad_lse))
+    return dq, dk, dv
+
+
+def _all_finite(*tensors: Tensor) -> bool:
+    return all(bool(x.isfinite().all()) for x in tensors)
+
+
+def _attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: ColumnMask,
+    scale: float,
+    block_mask: Tensor | None,
+    dropout: Dropout | None,
+) -> tuple[Tensor, Tensor]:
+    num_heads = query.shape[2]
     compute_dtype = torch.promote_types(query.dtype, torch.float32)
     q_BHQD = query.transpose(1, 2).to(compute_dtype)
     k_BHKD, v_BHKD = (
         x.transpose(1, 2).to(compute_dtype).repeat_interleave(num_heads // x.shape[2], dim=1) for x in (key, value)
     )
-    visible = mask.to_dense()
-    if block_mask is not None:
-        pairs = block_mask.repeat_interleave(BLOCK, dim=2).repeat_interleave(BLOCK, dim=3)
-        visible = visible & pairs[:, :, :seqlen_q, :seqlen_k]
+    visible = dense(mask, block_mask)
     visible = visible.repeat_interleave(num_heads // visible.shape[1], dim=1)
     # Rows without keys get harmless finite scores, so that no gradient passes through inf - inf.
     blind_rows = ~visible.any(dim=-1).expand(q_BHQD.shape[:3])
     scores = (q_BHQD @ k_BHKD.mT * scale).masked_fill(~visible, float("-inf"))
     scores = scores.masked_fill(blind_rows[..., None], 0.0)
-    if seqlen_k == 0:
+    if key.shape[1] == 0:
         lse = scores.new_zeros(scores.shape[:3]) + 0 * q_BHQD.sum(dim=-1)
     else:
         lse = scores.logsumexp(dim=-1)
-    out = (scores - lse[..., None]).exp() @ v_BHKD
-    out = out.masked_fill(blind_rows[..., None], 0.0).to(query.dtype)
+    weights = (scores - lse[..., None]).exp()
+    if dropout is not None:
+        weights = weights * dropout.factors(weights.shape, query.device)
+    out = (weights @ v_BHKD).masked_fill(blind_rows[..., None], 0.0).to(query.dtype)
     return out.transpose(1, 2), lse.masked_fill(blind_rows, float("-inf"))

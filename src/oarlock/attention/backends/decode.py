@@ -1,0 +1,96 @@
+"""CPU attention of few rows: one call of ATen's flash kernel, without a plan.
+
+Decoding makes a new mask for every token, so what a plan would save is less than what it costs.
+
+Legend: B batch, Hm mask heads, Hq query heads, Q rows, S keys, D head dim.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from oarlock.attention.dropout import Dropout
+from oarlock.attention.finite import clean, has_nan
+from oarlock.attention.masks import ColumnMask
+from oarlock.attention.request import OP, AttentionRequest
+from oarlock.providers import register
+
+_FORWARD: Any = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
+_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+
+def _refuse(request: AttentionRequest) -> str | None:
+    if not request.is_decoding:
+        return "only takes few rows"
+    if request.device.type != "cpu":
+        return f"runs on the CPU, the tensors are on {request.device}"
+    if _FORWARD is None:
+        return f"torch {torch.__version__} has no CPU flash-attention op"
+    if request.dtype not in _DTYPES:
+        return f"needs float32, float64, bfloat16 or float16, got {request.dtype}"
+    if request.has_block_mask:
+        return "does not take a block_mask"
+    return "does not drop weights" if request.has_dropout else None
+
+
+@register(OP, "decode", priority=30, refuse=_refuse)
+def decode(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: ColumnMask,
+    *,
+    scale: float,
+    block_mask: Tensor | None,
+    dropout: Dropout | None,
+) -> tuple[Tensor, Tensor]:
+    """All rows against all keys, with an additive mask unless every row sees every key."""
+    assert block_mask is None
+    assert dropout is None
+    bias, blind = mask.cached(("bias", query.dtype), lambda: _bias(mask, query.dtype))
+    if key.shape[1] == 0 or query.numel() == 0:
+        out = query.new_zeros((*query.shape[:3], value.shape[3]))
+        dtype = torch.promote_types(query.dtype, torch.float32)
+        return out, query.new_full(out.shape[:3], float("-inf"), dtype=dtype).transpose(1, 2)
+    if bias is not None and bias.shape[1] not in (1, query.shape[2]):
+        bias, blind = (
+            None if x is None else x.repeat_interleave(query.shape[2] // x.shape[1], dim=1) for x in (bias, blind)
+        )
+    out, lse = _attend(query, key, value, bias, blind, scale)
+    if bias is not None and has_nan(out, lse):
+        cleaned = clean(query, key, value, mask, None)
+        out, lse = _attend(cleaned.query, cleaned.key, cleaned.value, bias, blind, scale)
+        out = out.masked_fill(cleaned.poisoned[..., None], float("nan"))
+        lse = lse.masked_fill(cleaned.poisoned.transpose(1, 2), float("nan"))
+    return out, lse
+
+
+def _attend(
+    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, blind: Tensor | None, scale: float
+) -> tuple[Tensor, Tensor]:
+    head_dim, value_dim = key.shape[3], value.shape[3]
+    if head_dim != value_dim:
+        width = max(head_dim, value_dim)
+        query, key, value = (F.pad(x, (0, width - x.shape[3])) for x in (query, key, value))
+    q, k, v = ((x if x.stride(3) == 1 else x.contiguous()).transpose(1, 2) for x in (query, key, value))
+    out, lse = _FORWARD(q, k, v, 0.0, False, attn_mask=bias, scale=scale)
+    out = out.transpose(1, 2)
+    if blind is not None:
+        lse = lse.masked_fill(blind, float("-inf"))  # the kernel says 0
+    return out if head_dim == value_dim else out[..., :value_dim], lse
+
+
+def _bias(mask: ColumnMask, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
+    """[B, Hm, Q, S] of 0 and -inf, and the rows without keys; None for what is not needed."""
+    visible = mask.to_dense()
+    if visible.all():
+        return None, None
+    # The kernel takes float32 beside half dtypes, but silently misreads it beside float64.
+    bias = torch.zeros(visible.shape, dtype=torch.promote_types(dtype, torch.float32))
+    bias.masked_fill_(~visible, float("-inf"))
+    blind = ~visible.any(-1)
+    return bias, blind if blind.any() else None

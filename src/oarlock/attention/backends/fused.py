@@ -1,0 +1,73 @@
+"""CPU attention in one C++ kernel per direction: online softmax over the visible tiles, in float32 inside.
+
+The kernel reads tensors of any strides, float32, bfloat16 or float16, and neither expands key heads nor writes scores to
+memory. Threads take pieces of about equal, exactly counted cost from one queue.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from oarlock import _native
+from oarlock.attention.dropout import Dropout
+from oarlock.attention.masks import ColumnMask
+from oarlock.attention.request import BACKWARD, OP, AttentionRequest
+from oarlock.providers import register
+
+
+def _refuse(request: AttentionRequest) -> str | None:
+    if request.device.type != "cpu":
+        return f"runs on the CPU, the tensors are on {request.device}"
+    if request.dtype not in _native.ATTENTION_DTYPES:
+        return f"needs float32, bfloat16 or float16, got {request.dtype}"
+    return None
+
+
+def _options(
+    mask: ColumnMask, scale: float, block_mask: Tensor | None, dropout: Dropout | None
+) -> _native.AttentionOptions:
+    options = {} if block_mask is None else {"block_mask": block_mask.contiguous()}
+    if dropout is not None:
+        options |= {
+            "dropout_threshold": dropout.threshold,
+            "dropout_scale": dropout.scale,
+            "seed": dropout.seed,
+            "offset": dropout.offset,
+        }
+    return _native.AttentionOptions(mask.flat_bounds, mask.causal, mask.batch, mask.num_heads, scale, **options)
+
+
+@register(OP, "fused", priority=20, refuse=_refuse)
+def fused(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: ColumnMask,
+    *,
+    scale: float,
+    block_mask: Tensor | None,
+    dropout: Dropout | None,
+) -> tuple[Tensor, Tensor]:
+    """The forward; equal inputs give equal bits for any number of threads."""
+    return _native.attention_forward(query, key, value, _options(mask, scale, block_mask, dropout))
+
+
+@register(BACKWARD, "fused", priority=20, refuse=_refuse)
+def fused_backward(
+    grad_out: Tensor,
+    grad_lse: Tensor | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    mask: ColumnMask,
+    *,
+    scale: float,
+    block_mask: Tensor | None,
+    dropout: Dropout | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients; equal inputs give equal bits for an equal number of threads."""
+    gradient_of_lse = None if grad_lse is None else grad_lse.contiguous()
+    options = _options(mask, scale, block_mask, dropout)
+    return _native.attention_backward(grad_out, gradient_of_lse, query, key, value, out, lse.contiguous(), options)

@@ -1,0 +1,76 @@
+"""Garbage behind a mask: NaN and infinity at hidden positions must not reach anything.
+
+A kernel that computes a hidden pair and masks it afterwards multiplies by 0, and 0 * NaN is NaN. Backends of that kind
+look at their results, and where these hold a NaN compute again with what this module returns.
+
+Legend: B batch, Sq query rows, Sk keys, Hq/Hk query and key heads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from oarlock.attention.masks import ColumnMask
+
+
+@dataclass(frozen=True)
+class Cleaned:
+    """Inputs whose non-finite vectors are replaced by zeros."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    poisoned: Tensor
+    """bool [B, Sq, Hq]: rows that see such a key or value, or are such a query and see a key; their results are NaN."""
+    blind: Tensor
+    """bool [B, Sq, Hq]: rows that see nothing."""
+
+
+def has_nan(*tensors: Tensor) -> bool:
+    """Whether one of them holds a NaN (or infinities of both signs)."""
+    return any(bool(x.sum().isnan()) for x in tensors)
+
+
+def clean(query: Tensor, key: Tensor, value: Tensor, mask: ColumnMask, block_mask: Tensor | None) -> Cleaned:
+    """Zeros in place of all vectors with a NaN or an infinity, and the rows that must not hide them."""
+    bad_query = ~query.isfinite().all(dim=-1)
+    bad_key = ~(key.isfinite().all(dim=-1) & value.isfinite().all(dim=-1))
+    visible = _counts(mask, query.shape, None, block_mask)
+    sees_bad = _counts(mask, query.shape, bad_key, block_mask) > 0
+    blind = visible == 0
+    return Cleaned(
+        query.masked_fill(bad_query[..., None], 0),
+        key.masked_fill(bad_key[..., None], 0),
+        value.masked_fill(bad_key[..., None], 0),
+        poisoned=sees_bad | (bad_query & ~blind),
+        blind=blind,
+    )
+
+
+def _counts(mask: ColumnMask, shape: torch.Size, only_BKH: Tensor | None, block_mask: Tensor | None) -> Tensor:
+    """Number of (the marked) keys that each row sees: [B, Sq, Hq]."""
+    batch, seqlen_q, num_heads, _ = shape
+    if block_mask is not None:
+        visible = dense(mask, block_mask).repeat_interleave(num_heads // mask.num_heads, dim=1)
+        if only_BKH is not None:
+            only = only_BKH.transpose(1, 2).repeat_interleave(num_heads // only_BKH.shape[2], dim=1)
+            visible = visible & only[:, :, None]
+        return visible.sum(-1).transpose(1, 2).expand(batch, seqlen_q, num_heads)
+    bounds = mask.bounds.expand(batch, -1, -1, -1).repeat_interleave(num_heads // mask.num_heads, dim=1)
+    if only_BKH is not None:
+        only = only_BKH.transpose(1, 2).repeat_interleave(num_heads // only_BKH.shape[2], dim=1)
+        everything = bounds.new_tensor([0, seqlen_q, 0, 0] if bounds.shape[3] == 4 else [0, seqlen_q])
+        bounds = torch.where(only[..., None], bounds, everything[: bounds.shape[3]])
+    return ColumnMask(bounds, mask.causal, seqlen_q).visible_per_row().transpose(1, 2)
+
+
+def dense(mask: ColumnMask, block_mask: Tensor | None) -> Tensor:
+    """bool [B or 1, Hm, Sq, Sk], the intersection with the blocks of 128 x 128 that are kept."""
+    visible = mask.to_dense()
+    if block_mask is None:
+        return visible
+    pairs = block_mask.repeat_interleave(128, dim=2).repeat_interleave(128, dim=3)
+    return visible & pairs[:, :, : mask.seqlen_q, : mask.seqlen_k]
