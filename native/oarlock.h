@@ -15,7 +15,7 @@
 #endif
 
 /* Raised with every change of this header; the Python side refuses another number. */
-#define OARLOCK_ABI 4
+#define OARLOCK_ABI 5
 
 #ifdef __cplusplus
 extern "C" {
@@ -74,6 +74,58 @@ OARLOCK_API oarlock_status oarlock_mask_row_spans(const oarlock_column_mask* mas
  * [row_end - row_begin, key_end - key_begin]. */
 OARLOCK_API oarlock_status oarlock_mask_bias(const oarlock_column_mask* mask, int64_t index, int64_t row_begin,
                                              int64_t row_end, int64_t key_begin, int64_t key_end, float* bias);
+
+/* ---- attention: fused kernels ----------------------------------------------------------------------------------------
+ * out = softmax(scale * Q K^T + mask) V, computed in float; a row without keys has out 0 and lse -infinity. Query head h
+ * uses key head h / (num_heads_q / num_heads_k) and mask head h / (num_heads_q / mask_heads). A NaN or infinity of a key
+ * or value reaches only rows that see the key. Results are equal bit by bit for equal num_threads; the forward's do not
+ * depend on it. */
+enum { OARLOCK_FLOAT32 = 0, OARLOCK_BFLOAT16 = 1, OARLOCK_FLOAT16 = 2 };
+
+/* A tensor [batch, tokens, heads, dim]; strides count elements. */
+typedef struct oarlock_vectors {
+    void* data;
+    int64_t batch_stride;
+    int64_t token_stride;
+    int64_t head_stride;
+    int64_t dim_stride;
+} oarlock_vectors;
+
+/* Dropout: the probability of (row, key) is multiplied by dropout_scale where the 32-bit hash of (seed, offset, batch,
+ * head, row, key) that src/oarlock/attention/dropout.py defines is at least dropout_threshold, else by 0. */
+typedef struct oarlock_attention {
+    oarlock_column_mask mask; /* num_masks = mask_batch * mask_heads */
+    int64_t mask_batch;       /* 1 or batch */
+    int64_t mask_heads;
+    const uint8_t* block_mask; /* [block_mask_batch, mask_heads, ceil(Sq/128), ceil(Sk/128)], 0 hides a block; may be null */
+    int64_t block_mask_batch;  /* 1 or batch */
+    int64_t batch;
+    int64_t seqlen_q;
+    int64_t seqlen_k;
+    int64_t num_heads_q;
+    int64_t num_heads_k;
+    int64_t head_dim;  /* of query and key */
+    int64_t value_dim; /* of value and out */
+    uint64_t seed;
+    uint64_t offset;
+    uint32_t dropout_threshold; /* 0: no dropout */
+    float dropout_scale;
+    float scale;
+    int32_t dtype; /* of all tensors */
+    int32_t num_threads;
+} oarlock_attention;
+
+/* lse: [batch, num_heads_q, seqlen_q]. out has dim_stride 1. */
+OARLOCK_API oarlock_status oarlock_attention_forward(const oarlock_attention* call, const oarlock_vectors* query,
+                                                     const oarlock_vectors* key, const oarlock_vectors* value,
+                                                     const oarlock_vectors* out, float* lse);
+
+/* grad_lse like lse, may be null. The gradients written have dim_stride 1; nothing is written if there are no rows. */
+OARLOCK_API oarlock_status oarlock_attention_backward(
+    const oarlock_attention* call, const oarlock_vectors* query, const oarlock_vectors* key,
+    const oarlock_vectors* value, const oarlock_vectors* out, const float* lse, const oarlock_vectors* grad_out,
+    const float* grad_lse, const oarlock_vectors* grad_query, const oarlock_vectors* grad_key,
+    const oarlock_vectors* grad_value);
 
 /* ---- ops: float kernels of a decoder layer -------------------------------------------------------------------------
  * A NaN or infinity of a row reaches that row's results. Results do not depend on num_threads. */

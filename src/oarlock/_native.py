@@ -12,12 +12,13 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch  # first: it brings the OpenMP runtime that the core shares with it
 from torch import Tensor
 
-ABI = 4
+ABI = 5
 
 _LIBRARY_NAME = "liboarlock.dylib" if sys.platform == "darwin" else "liboarlock.so"
 
@@ -30,6 +31,44 @@ class _ColumnMask(ctypes.Structure):
         ("seqlen_k", ctypes.c_int64),
         ("num_bounds", ctypes.c_int32),
         ("causal", ctypes.c_int32),
+    ]
+
+
+class _Vectors(ctypes.Structure):
+    """A tensor [batch, tokens, heads, dim]: see ``oarlock_vectors`` in the C header."""
+
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("batch_stride", ctypes.c_int64),
+        ("token_stride", ctypes.c_int64),
+        ("head_stride", ctypes.c_int64),
+        ("dim_stride", ctypes.c_int64),
+    ]
+
+
+class _Attention(ctypes.Structure):
+    """Sizes, mask and options of a call: see ``oarlock_attention`` in the C header."""
+
+    _fields_ = [
+        ("mask", _ColumnMask),
+        ("mask_batch", ctypes.c_int64),
+        ("mask_heads", ctypes.c_int64),
+        ("block_mask", ctypes.c_void_p),
+        ("block_mask_batch", ctypes.c_int64),
+        ("batch", ctypes.c_int64),
+        ("seqlen_q", ctypes.c_int64),
+        ("seqlen_k", ctypes.c_int64),
+        ("num_heads_q", ctypes.c_int64),
+        ("num_heads_k", ctypes.c_int64),
+        ("head_dim", ctypes.c_int64),
+        ("value_dim", ctypes.c_int64),
+        ("seed", ctypes.c_uint64),
+        ("offset", ctypes.c_uint64),
+        ("dropout_threshold", ctypes.c_uint32),
+        ("dropout_scale", ctypes.c_float),
+        ("scale", ctypes.c_float),
+        ("dtype", ctypes.c_int32),
+        ("num_threads", ctypes.c_int32),
     ]
 
 
@@ -81,6 +120,14 @@ _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "oarlock_mask_bias": (
         ctypes.c_int,
         [ctypes.c_void_p, *[ctypes.c_int64] * 5, ctypes.c_void_p],
+    ),
+    "oarlock_attention_forward": (
+        ctypes.c_int,
+        [ctypes.c_void_p] * 6,
+    ),
+    "oarlock_attention_backward": (
+        ctypes.c_int,
+        [ctypes.c_void_p] * 11,
     ),
     "oarlock_rms_norm": (
         ctypes.c_int,
@@ -323,3 +370,133 @@ def mask_bias(
     bias = torch.empty(rows[1] - rows[0], keys[1] - keys[0], dtype=torch.float32)
     call("oarlock_mask_bias", ctypes.byref(mask), index, *rows, *keys, bias.data_ptr())
     return bias
+
+
+ATTENTION_DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+"""Dtypes that the fused attention takes, with their numbers in the C header."""
+
+
+@dataclass(frozen=True)
+class AttentionOptions:
+    """What belongs to a fused attention besides its tensors.
+
+    Args:
+        bounds: int32 [M, Sk, n], contiguous, on the CPU: the column masks of the M = mask_batch * mask_heads pairs.
+        causal: as :func:`mask_visible_per_row`.
+        mask_batch: 1 or the batch size.
+        mask_heads: must divide the number of query heads.
+        scale: factor of the scores.
+        block_mask: None or bool [1 or batch, mask_heads, ceil(Sq / 128), ceil(Sk / 128)], contiguous; False hides.
+        dropout_threshold: unsigned 32-bit, 0 for no dropout.
+        dropout_scale: factor of the kept probabilities.
+        seed, offset: of the dropout, read as unsigned 64-bit.
+    """
+
+    bounds: Tensor
+    causal: bool
+    mask_batch: int
+    mask_heads: int
+    scale: float
+    block_mask: Tensor | None = None
+    dropout_threshold: int = 0
+    dropout_scale: float = 1.0
+    seed: int = 0
+    offset: int = 0
+
+
+def _vectors(x_BSHD: Tensor) -> _Vectors:
+    return _Vectors(x_BSHD.data_ptr(), *x_BSHD.stride())
+
+
+def _attention_call(query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> _Attention:
+    """The call, after a check that the tensors fit together; any strides will do."""
+    batch, seqlen_q, num_heads_q, head_dim = query.shape
+    seqlen_k, num_heads_k, value_dim = value.shape[1:]
+    for name, x, shape in (
+        ("query", query, (batch, seqlen_q, num_heads_q, head_dim)),
+        ("key", key, (batch, seqlen_k, num_heads_k, head_dim)),
+        ("value", value, (batch, seqlen_k, num_heads_k, value_dim)),
+    ):
+        if x.dtype not in ATTENTION_DTYPES or x.dtype != query.dtype or x.device.type != "cpu":
+            raise TypeError(f"{name} must be float32, bfloat16 or float16 like query on the CPU, got {x.dtype}")
+        if tuple(x.shape) != shape:
+            raise ValueError(f"{name} must have shape {list(shape)}, got {list(x.shape)}")
+    mask = _column_mask(options.bounds, options.causal, seqlen_q)
+    if mask.seqlen_k != seqlen_k or mask.num_masks != options.mask_batch * options.mask_heads:
+        raise ValueError(
+            f"bounds must have shape [{options.mask_batch * options.mask_heads}, {seqlen_k}, n], "
+            f"got {list(options.bounds.shape)}"
+        )
+    block_mask, blocks = options.block_mask, (-(-seqlen_q // 128), -(-seqlen_k // 128))
+    if block_mask is not None:
+        check_tensor(block_mask, "block_mask", dtype=torch.bool, shape=(None, options.mask_heads, *blocks))
+    return _Attention(
+        mask,
+        options.mask_batch,
+        options.mask_heads,
+        None if block_mask is None else block_mask.data_ptr(),
+        1 if block_mask is None else block_mask.shape[0],
+        *(batch, seqlen_q, seqlen_k, num_heads_q, num_heads_k, head_dim, value_dim),
+        options.seed % 2**64,
+        options.offset % 2**64,
+        options.dropout_threshold,
+        options.dropout_scale,
+        options.scale,
+        ATTENTION_DTYPES[query.dtype],
+        torch.get_num_threads(),
+    )
+
+
+def attention_forward(query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> tuple[Tensor, Tensor]:
+    """Attention under column masks: ``softmax(scale * Q K^T + mask) V`` and its log-sum-exp.
+
+    Args:
+        query: [B, Sq, Hq, D], key: [B, Sk, Hk, D], value: [B, Sk, Hk, Dv]: one dtype, any strides.
+        options: mask and the rest.
+
+    Returns:
+        out [B, Sq, Hq, Dv] in the dtype of ``query``, and lse float32 [B, Hq, Sq]; 0 and -inf for rows without keys.
+    """
+    call_ = _attention_call(query, key, value, options)
+    out = query.new_empty((*query.shape[:3], value.shape[3]))
+    lse = torch.empty(query.shape[0], query.shape[2], query.shape[1], dtype=torch.float32)
+    tensors = [_vectors(x) for x in (query, key, value, out)]
+    call("oarlock_attention_forward", ctypes.byref(call_), *map(ctypes.byref, tensors), lse.data_ptr())
+    return out, lse
+
+
+def attention_backward(
+    grad_out: Tensor,
+    grad_lse: Tensor | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    options: AttentionOptions,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of :func:`attention_forward` with its inputs and results; grad_lse None stands for zeros.
+
+    Returns:
+        dq, dk, dv in the dtype of ``query``.
+    """
+    call_ = _attention_call(query, key, value, options)
+    for name, x in (("out", out), ("grad_out", grad_out)):
+        if x.dtype != query.dtype or x.shape != (*query.shape[:3], value.shape[3]):
+            raise ValueError(f"{name} must be {query.dtype} of shape {[*query.shape[:3], value.shape[3]]}")
+    rows = (query.shape[0], query.shape[2], query.shape[1])
+    check_tensor(lse, "lse", dtype=torch.float32, shape=rows)
+    if grad_lse is not None:
+        check_tensor(grad_lse, "grad_lse", dtype=torch.float32, shape=rows)
+    has_rows = grad_out.numel() > 0 or query.numel() > 0
+    make = torch.empty if has_rows else torch.zeros
+    dq, dk, dv = (make(x.shape, dtype=x.dtype) for x in (query, key, value))
+    before = [_vectors(x) for x in (query, key, value, out)]
+    after = [_vectors(x) for x in (dq, dk, dv)]
+    incoming = _vectors(grad_out)
+    call(
+        "oarlock_attention_backward",
+        *(ctypes.byref(call_), *map(ctypes.byref, before), lse.data_ptr(), ctypes.byref(incoming)),
+        *(None if grad_lse is None else grad_lse.data_ptr(), *map(ctypes.byref, after)),
+    )
+    return dq, dk, dv

@@ -1,10 +1,12 @@
 """CPU attention in one C++ kernel per direction: online softmax over the visible tiles, in float32 inside.
 
-The kernel reads tensors of any strides, float32, bfloat16 or float16, and neither expands key heads nor writes scores to
-memory. Threads take pieces of about equal, exactly counted cost from one queue.
+The kernel reads tensors of any strides in float32, bfloat16 or float16, and neither expands key heads nor writes scores
+to memory. Threads take pieces of about equal, exactly counted cost from one queue.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from torch import Tensor
 
@@ -26,15 +28,23 @@ def _refuse(request: AttentionRequest) -> str | None:
 def _options(
     mask: ColumnMask, scale: float, block_mask: Tensor | None, dropout: Dropout | None
 ) -> _native.AttentionOptions:
-    options = {} if block_mask is None else {"block_mask": block_mask.contiguous()}
-    if dropout is not None:
-        options |= {
-            "dropout_threshold": dropout.threshold,
-            "dropout_scale": dropout.scale,
-            "seed": dropout.seed,
-            "offset": dropout.offset,
-        }
-    return _native.AttentionOptions(mask.flat_bounds, mask.causal, mask.batch, mask.num_heads, scale, **options)
+    options = _native.AttentionOptions(
+        mask.flat_bounds,
+        mask.causal,
+        mask.batch,
+        mask.num_heads,
+        scale,
+        None if block_mask is None else block_mask.contiguous(),
+    )
+    if dropout is None:
+        return options
+    return replace(
+        options,
+        dropout_threshold=dropout.threshold,
+        dropout_scale=dropout.scale,
+        seed=dropout.seed,
+        offset=dropout.offset,
+    )
 
 
 @register(OP, "fused", priority=20, refuse=_refuse)

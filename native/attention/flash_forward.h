@@ -1,0 +1,244 @@
+// The forward of one work item: online softmax over the visible chunks of keys.
+#pragma once
+
+#include "attention/flash_dropout.h"
+
+namespace oarlock {
+namespace {
+
+// The softmax so far, in base 2, of one panel.
+struct RunningSoftmax {
+    alignas(64) float top[kPanel];   // largest score
+    alignas(64) float sums[kPanel];  // of 2^(score - top)
+};
+
+struct ForwardSpace {
+    float* keys;     // [keys of the item][row stride of D]
+    float* values;   // [keys of the item][row stride of Dv]
+    float* rows;     // [kPanel][row stride of D or Dv]
+    float* queries;  // [kTilePanels][padded D][kPanel], times scale * log2(e)
+    float* sums;     // [kTilePanels][padded Dv][kPanel]: O^T
+    float* scores;   // [kKeyBlock][kPanel], later the probabilities
+};
+
+ForwardSpace forward_space(const FlashProblem& problem, int64_t num_chunks, Carver& carver) {
+    const int64_t key_stride = row_stride(problem.call.head_dim);
+    const int64_t value_stride = row_stride(problem.call.value_dim);
+    ForwardSpace space;
+    space.keys = carver.take(num_chunks * kChunk * key_stride);
+    space.values = carver.take(num_chunks * kChunk * value_stride);
+    space.rows = carver.take(kPanel * larger(key_stride, value_stride));
+    space.queries = carver.take(kTilePanels * padded(problem.call.head_dim) * kPanel);
+    space.sums = carver.take(kTilePanels * padded(problem.call.value_dim) * kPanel);
+    space.scores = carver.take(kKeyBlock * kPanel);
+    return space;
+}
+
+int64_t forward_workspace(const FlashProblem& problem, int64_t num_chunks) {
+    Carver carver = {nullptr, 0};
+    forward_space(problem, num_chunks, carver);
+    return carver.used;
+}
+
+// One panel and one block of keys.
+struct ForwardBlock {
+    const FlashProblem& problem;
+    const Tile& tile;
+    const BlockClasses& classes;
+    int64_t panel;
+    int64_t first_key;
+    const float* keys;  // of the block
+    const float* values;
+    const float* queries;  // of the panel, like all below
+    float* sums;
+    float* scores;
+    RunningSoftmax& softmax;
+    const RowHashes& hashes;
+    bool is_finite;  // the values of the item
+};
+
+// Scores of a run, hidden ones -infinity, and their largest per row.
+OARLOCK_INLINE void score_run(const ForwardBlock& b, const Run& run, float* top) {
+    const oarlock_attention& call = b.problem.call;
+    const int64_t stride = row_stride(call.head_dim);
+    const int64_t shift = run.first * kLanes;
+    for (int64_t begin = run.begin; begin < run.end;) {
+        const uint32_t partial = partial_bits(b.classes, b.panel, run, begin);
+        int64_t end = begin + 1;
+        while (partial == 0 && end < run.end && partial_bits(b.classes, b.panel, run, end) == 0) {
+            ++end;
+        }
+        float* const values = b.scores + begin * kChunk * kPanel;
+        with_vectors(run.last - run.first, [&](auto n) {
+            scores<n.value>((end - begin) * kChunk, b.keys + begin * kChunk * stride, stride, b.queries + shift,
+                            call.head_dim, values + shift, partial == 0 ? top + shift : nullptr);
+        });
+        if (partial != 0) {
+            hide_chunk(b.tile, b.panel, partial, panel_bits(b.classes.some[begin], b.panel),
+                       b.tile.mask->hidden + b.first_key + begin * kChunk, values, -kInfinity);
+            for (int64_t lane = shift; lane < run.last * kLanes; lane += kLanes) {
+                Floats largest = load(top + lane, Whole{});
+                for (int64_t key = 0; key < kChunk; ++key) {
+                    largest = larger_or_nan(load(values + key * kPanel + lane, Whole{}), largest);
+                }
+                store(top + lane, largest, Whole{});
+            }
+        }
+        begin = end;
+    }
+}
+
+// As add_weighted for one chunk, but a value reaches only the rows that see its key, whatever it is: 0 * NaN is NaN.
+void add_visible(const ForwardBlock& b, const Run& run, int64_t chunk, float* factors) {
+    const int64_t stride = row_stride(b.problem.call.value_dim);
+    const uint32_t some = panel_bits(b.classes.some[chunk], b.panel);
+    const HiddenRows* const hidden = b.tile.mask->hidden + b.first_key + chunk * kChunk;
+    for (int64_t v = run.first; v < run.last; ++v) {
+        const Ints rows = iota() + static_cast<int32_t>(b.tile.begin + b.panel * kPanel + v * kLanes);
+        const Floats factor = load(factors + v * kLanes, Whole{});
+        for (int64_t channel = 0; channel < b.problem.call.value_dim; ++channel) {
+            float* const target = b.sums + channel * kPanel + v * kLanes;
+            Floats sum = load(target, Whole{}) * factor;
+            for (int64_t key = 0; key < kChunk && (some >> v & 1U) != 0; ++key) {
+                const Floats weight = load(b.scores + (chunk * kChunk + key) * kPanel + v * kLanes, Whole{});
+                const Floats more = sum + weight * b.values[(chunk * kChunk + key) * stride + channel];
+                sum = is_hidden(hidden[key], rows) ? sum : more;
+            }
+            store(target, sum, Whole{});
+        }
+    }
+}
+
+OARLOCK_INLINE void forward_block(const ForwardBlock& b) {
+    const oarlock_attention& call = b.problem.call;
+    Run runs[kChunksPerBlock];
+    const int64_t num_runs = find_runs(b.classes, b.panel, runs);
+
+    alignas(64) float top[kPanel];
+    alignas(64) float factors[kPanel];
+    std::memcpy(top, b.softmax.top, sizeof top);
+    for (int64_t i = 0; i < num_runs; ++i) {
+        score_run(b, runs[i], top);
+    }
+    for (int64_t lane = 0; lane < kPanel; lane += kLanes) {
+        const Floats largest = load(top + lane, Whole{});
+        const Floats reference = largest == splat(-kInfinity) ? Floats{} : largest;  // rows without a key so far
+        const Floats factor = power_of_2(load(b.softmax.top + lane, Whole{}) - reference);
+        store(b.softmax.top + lane, largest, Whole{});
+        store(b.softmax.sums + lane, load(b.softmax.sums + lane, Whole{}) * factor, Whole{});
+        store(top + lane, reference, Whole{});
+        store(factors + lane, factor, Whole{});
+    }
+    const int64_t stride = row_stride(call.value_dim);
+    for (int64_t i = 0; i < num_runs; ++i) {
+        const Run& run = runs[i];
+        const int64_t shift = run.first * kLanes;
+        const int64_t first_key = run.begin * kChunk;
+        const int64_t num_keys = (run.end - run.begin) * kChunk;
+        float* const weights = b.scores + first_key * kPanel + shift;
+        with_vectors(run.last - run.first,
+                     [&](auto n) { exponentials<n.value>(num_keys, weights, top + shift, b.softmax.sums + shift); });
+        if (call.dropout_threshold > 0) {
+            drop(num_keys, run.last - run.first, weights, b.hashes, b.panel * kPanel + shift, b.first_key + first_key,
+                 call.dropout_threshold);
+        }
+        if (b.is_finite) {
+            with_vectors(run.last - run.first, [&](auto n) {
+                add_weighted<n.value>(num_keys, b.values + first_key * stride, stride, weights,
+                                      round_up(call.value_dim, kRows), b.sums + shift, factors + shift);
+            });
+        }
+        for (int64_t chunk = run.begin; chunk < run.end; ++chunk) {
+            if (!b.is_finite) {
+                add_visible(b, run, chunk, factors);
+            }
+            for (int64_t lane = shift; lane < run.last * kLanes; lane += kLanes) {
+                store(factors + lane, splat(1.0f), Whole{});  // the sums are scaled now
+            }
+        }
+    }
+}
+
+void write_forward_panel(const FlashProblem& problem, const Tile& tile, int64_t panel, const RunningSoftmax& softmax,
+                         const float* sums, float* buffer) {
+    const oarlock_attention& call = problem.call;
+    const int64_t row = tile.begin + panel * kPanel;
+    const int64_t count = smaller(kPanel, tile.end - row);
+    const float scale = call.dropout_threshold > 0 ? call.dropout_scale : 1.0f;
+    alignas(64) float factors[kPanel];
+    float* const lse = problem.lse + (tile.batch * call.num_heads_q + tile.head) * call.seqlen_q + row;
+    for (int64_t i = 0; i < kPanel; ++i) {
+        const bool is_blind = softmax.sums[i] == 0.0f;
+        factors[i] = is_blind ? 0.0f : scale / softmax.sums[i];
+        if (i < count) {
+            lse[i] = is_blind ? -kInfinity : softmax.top[i] * kLn2 + __builtin_logf(softmax.sums[i]);
+        }
+    }
+    write_panel(sums, factors, count, problem.out, call.dtype, tile.batch, row, tile.head, call.value_dim, buffer);
+}
+
+void forward_tile(const FlashProblem& problem, const FlashItem& item, const Tile& tile, const ForwardSpace& space,
+                  bool is_finite) {
+    const oarlock_attention& call = problem.call;
+    const int64_t query_size = padded(call.head_dim) * kPanel;
+    const int64_t sums_size = padded(call.value_dim) * kPanel;
+    const int64_t num_panels = (tile.end - tile.begin + kPanel - 1) / kPanel;
+    RunningSoftmax softmax[kTilePanels];
+    RowHashes hashes;
+    for (int64_t panel = 0; panel < num_panels; ++panel) {
+        const int64_t row = tile.begin + panel * kPanel;
+        stage_rows(problem.query, call.dtype, tile.batch, row, tile.head, smaller(kPanel, tile.end - row), kPanel,
+                   call.head_dim, space.rows);
+        transpose_to_panel(space.rows, row_stride(call.head_dim), padded(call.head_dim), call.scale * kLog2E,
+                           space.queries + panel * query_size);
+        for (int64_t i = 0; i < kPanel; ++i) {
+            softmax[panel].top[i] = -kInfinity;
+            softmax[panel].sums[i] = 0.0f;
+        }
+    }
+    std::memset(space.sums, 0, static_cast<size_t>(num_panels * sums_size) * sizeof(float));
+    if (call.dropout_threshold > 0) {
+        hashes.fill(call, tile);
+    }
+
+    const int64_t key_stride = row_stride(call.head_dim);
+    const int64_t value_stride = row_stride(call.value_dim);
+    BlockClasses classes;
+    for (int64_t block = item.chunk_begin / kChunksPerBlock; block * kChunksPerBlock < item.chunk_end; ++block) {
+        classify(tile, block, item.chunk_begin, item.chunk_end, call.seqlen_k, classes);
+        const int64_t first_key = block * kKeyBlock;
+        const int64_t staged_key = first_key - item.chunk_begin * kChunk;  // negative in the first block, perhaps
+        for (int64_t panel = 0; panel < num_panels; ++panel) {
+            if (panel_bits(classes.any, panel) != 0) {
+                forward_block({problem, tile, classes, panel, first_key, space.keys + staged_key * key_stride,
+                               space.values + staged_key * value_stride, space.queries + panel * query_size,
+                               space.sums + panel * sums_size, space.scores, softmax[panel], hashes, is_finite});
+            }
+        }
+    }
+    for (int64_t panel = 0; panel < num_panels; ++panel) {
+        write_forward_panel(problem, tile, panel, softmax[panel], space.sums + panel * sums_size, space.rows);
+    }
+}
+
+void forward(const FlashProblem& problem, const FlashItem& item, float* workspace) {
+    const oarlock_attention& call = problem.call;
+    Carver carver = {workspace, 0};
+    const ForwardSpace space = forward_space(problem, item.chunk_end - item.chunk_begin, carver);
+    const int64_t first_key = item.chunk_begin * kChunk;
+    const int64_t num_keys = smaller(item.chunk_end * kChunk, call.seqlen_k) - first_key;
+    const int64_t padded_keys = (item.chunk_end - item.chunk_begin) * kChunk;
+    stage_rows(problem.key, call.dtype, item.batch, first_key, item.key_head, num_keys, padded_keys, call.head_dim,
+               space.keys);
+    const bool is_finite = stage_rows(problem.value, call.dtype, item.batch, first_key, item.key_head, num_keys,
+                                      padded_keys, call.value_dim, space.values);
+    const int64_t group = call.num_heads_q / call.num_heads_k;
+    for (int64_t head = item.key_head * group; head < (item.key_head + 1) * group; ++head) {
+        for (int64_t index = item.tile_begin; index < item.tile_end; ++index) {
+            forward_tile(problem, item, make_tile(problem, item, head, index), space, is_finite);
+        }
+    }
+}
+
+}  // namespace
+}  // namespace oarlock

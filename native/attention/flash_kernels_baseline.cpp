@@ -1,0 +1,5 @@
+#include "attention/flash_kernels_table.h"
+
+const oarlock::FlashKernels* oarlock::flash_kernels_baseline() noexcept {
+    return &kFlashKernels;
+}

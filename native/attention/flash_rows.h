@@ -1,0 +1,233 @@
+// Rows of the caller's tensors (any strides, float32, bfloat16 or float16) to and from the kernels' float layouts.
+#pragma once
+
+#include "attention/flash.h"
+#include "attention/flash_product.h"
+
+namespace oarlock {
+namespace {
+
+typedef float Four __attribute__((vector_size(16)));
+
+OARLOCK_INLINE int64_t smaller(int64_t a, int64_t b) {
+    return a < b ? a : b;
+}
+
+OARLOCK_INLINE int64_t larger(int64_t a, int64_t b) {
+    return a > b ? a : b;
+}
+
+OARLOCK_INLINE int64_t round_up(int64_t size, int64_t multiple) {
+    return (size + multiple - 1) / multiple * multiple;
+}
+
+// Channels as the kernels see them: zero padded to whole vectors of every width, and to whole register tiles.
+OARLOCK_INLINE int64_t padded(int64_t head_dim) {
+    return round_up(head_dim, 16);
+}
+
+// One cache line more than the channels: a power of two would put the rows of a block into few sets of the cache.
+int64_t row_stride(int64_t head_dim) {
+    return padded(head_dim) + 16;
+}
+
+// Cuts arrays out of a workspace; without one, only counts.
+struct Carver {
+    float* workspace;
+    int64_t used;
+    float* take(int64_t count) {
+        float* const taken = workspace == nullptr ? nullptr : workspace + used;
+        used += round_up(count, 16);
+        return taken;
+    }
+};
+
+OARLOCK_INLINE float float_of(uint32_t bits) {
+    float value;
+    std::memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+OARLOCK_INLINE uint32_t bits_of_float(float value) {
+    uint32_t bits;
+    std::memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
+// The integer arithmetic below has no branches, so that loops over it become vector code.
+OARLOCK_INLINE float float_of_bfloat16(uint16_t half) {
+    return float_of(static_cast<uint32_t>(half) << 16);
+}
+
+OARLOCK_INLINE uint16_t bfloat16_of(float value) {  // to nearest even; NaN stays NaN
+    const uint32_t bits = bits_of_float(value);
+    const uint32_t rounded = (bits + 0x7fffU + ((bits >> 16) & 1U)) >> 16;
+    return static_cast<uint16_t>((bits & 0x7fffffffU) > 0x7f800000U ? 0x7fc0U : rounded);
+}
+
+OARLOCK_INLINE float float_of_float16(uint16_t half) {
+    const uint32_t sign = (half & 0x8000U) << 16;
+    const uint32_t rest = (half & 0x7fffU) << 13;
+    const uint32_t scaled = bits_of_float(float_of(rest) * 0x1p112f);  // makes denormals normal
+    const uint32_t magnitude = rest >= 0x0f800000U ? rest | 0x7f800000U : scaled;
+    return float_of(sign | magnitude);
+}
+
+OARLOCK_INLINE uint16_t float16_of(float value) {  // to nearest even; overflow gives infinity, NaN stays NaN
+    const uint32_t bits = bits_of_float(value);
+    const uint32_t sign = (bits >> 16) & 0x8000U;
+    const uint32_t magnitude = bits & 0x7fffffffU;
+    const uint32_t normal = (magnitude - 0x38000000U + 0xfffU + ((magnitude >> 13) & 1U)) >> 13;
+    // Below 2^-14: adding 0.5 leaves the rounded denormal in the low bits.
+    const uint32_t denormal = bits_of_float(float_of(magnitude) + 0.5f) - 0x3f000000U;
+    const uint32_t finite = magnitude < 0x38800000U ? denormal : normal;
+    const uint32_t infinite = magnitude > 0x7f800000U ? 0x7e00U : 0x7c00U;
+    return static_cast<uint16_t>(sign | (magnitude >= 0x477ff000U ? infinite : finite));
+}
+
+// One row of a tensor. The pointer counts elements of the dtype's size.
+struct TensorRow {
+    char* data;
+    int64_t stride;
+    int32_t dtype;
+};
+
+OARLOCK_INLINE TensorRow tensor_row(const oarlock_vectors& tensor, int32_t dtype, int64_t batch, int64_t token,
+                                    int64_t head) {
+    const int64_t offset = batch * tensor.batch_stride + token * tensor.token_stride + head * tensor.head_stride;
+    const int64_t size = dtype == OARLOCK_FLOAT32 ? 4 : 2;
+    return {static_cast<char*>(tensor.data) + offset * size, tensor.dim_stride, dtype};
+}
+
+OARLOCK_INLINE void read_row(const TensorRow& row, int64_t size, float* target) {
+    if (row.dtype == OARLOCK_FLOAT32) {
+        const auto* source = reinterpret_cast<const float*>(row.data);
+        if (row.stride == 1) {
+            for_each_vector(size, [&](int64_t i, auto part) { store(target + i, load(source + i, part), part); });
+            return;
+        }
+        for (int64_t i = 0; i < size; ++i) {
+            target[i] = source[i * row.stride];
+        }
+        return;
+    }
+    const auto* source = reinterpret_cast<const uint16_t*>(row.data);
+    if (row.dtype == OARLOCK_BFLOAT16 && row.stride == 1) {
+        for (int64_t i = 0; i < size; ++i) {
+            target[i] = float_of_bfloat16(source[i]);
+        }
+    } else if (row.dtype == OARLOCK_BFLOAT16) {
+        for (int64_t i = 0; i < size; ++i) {
+            target[i] = float_of_bfloat16(source[i * row.stride]);
+        }
+    } else if (row.stride == 1) {
+        for (int64_t i = 0; i < size; ++i) {
+            target[i] = float_of_float16(source[i]);
+        }
+    } else {
+        for (int64_t i = 0; i < size; ++i) {
+            target[i] = float_of_float16(source[i * row.stride]);
+        }
+    }
+}
+
+// Results are dense in their last dim.
+OARLOCK_INLINE void write_row(const TensorRow& row, int64_t size, const float* source) {
+    if (row.dtype == OARLOCK_FLOAT32) {
+        auto* target = reinterpret_cast<float*>(row.data);
+        for_each_vector(size, [&](int64_t i, auto part) { store(target + i, load(source + i, part), part); });
+        return;
+    }
+    auto* target = reinterpret_cast<uint16_t*>(row.data);
+    if (row.dtype == OARLOCK_BFLOAT16) {
+        for (int64_t i = 0; i < size; ++i) {
+            target[i] = bfloat16_of(source[i]);
+        }
+    } else {
+        for (int64_t i = 0; i < size; ++i) {
+            target[i] = float16_of(source[i]);
+        }
+    }
+}
+
+// Copies `count` rows to `stride` floats each, zero padded to padded(size) channels and to `padded_count` rows. Returns
+// whether all of it is finite.
+bool stage_rows(const oarlock_vectors& tensor, int32_t dtype, int64_t batch, int64_t token, int64_t head, int64_t count,
+                int64_t padded_count, int64_t size, float* target) {
+    const int64_t stride = row_stride(size);
+    const int64_t width = padded(size);
+    Floats zero_or_nan = {};
+    for (int64_t i = 0; i < count; ++i, target += stride) {
+        read_row(tensor_row(tensor, dtype, batch, token + i, head), size, target);
+        std::memset(target + size, 0, static_cast<size_t>(width - size) * sizeof(float));
+        for (int64_t d = 0; d < width; d += kLanes) {
+            zero_or_nan += load(target + d, Whole{}) * 0.0f;
+        }
+    }
+    for (int64_t i = count; i < padded_count; ++i, target += stride) {
+        std::memset(target, 0, static_cast<size_t>(width) * sizeof(float));
+    }
+    return sum_of_lanes(zero_or_nan) == 0.0f;
+}
+
+OARLOCK_INLINE void transpose_four(Four (&r)[4]) {
+    const Four a = __builtin_shufflevector(r[0], r[1], 0, 4, 1, 5);
+    const Four b = __builtin_shufflevector(r[0], r[1], 2, 6, 3, 7);
+    const Four c = __builtin_shufflevector(r[2], r[3], 0, 4, 1, 5);
+    const Four d = __builtin_shufflevector(r[2], r[3], 2, 6, 3, 7);
+    r[0] = __builtin_shufflevector(a, c, 0, 1, 4, 5);
+    r[1] = __builtin_shufflevector(a, c, 2, 3, 6, 7);
+    r[2] = __builtin_shufflevector(b, d, 0, 1, 4, 5);
+    r[3] = __builtin_shufflevector(b, d, 2, 3, 6, 7);
+}
+
+// target[c][r] = factor * source[r][c] for kPanel rows r; the number of channels c is a multiple of 4.
+void transpose_to_panel(const float* source, int64_t stride, int64_t channels, float factor, float* target) {
+    const Four factors = {factor, factor, factor, factor};
+    for (int64_t r = 0; r < kPanel; r += 4) {
+        for (int64_t c = 0; c < channels; c += 4) {
+            Four quad[4];
+            for (int i = 0; i < 4; ++i) {
+                std::memcpy(&quad[i], source + (r + i) * stride + c, sizeof(Four));
+                quad[i] *= factors;
+            }
+            transpose_four(quad);
+            for (int i = 0; i < 4; ++i) {
+                std::memcpy(target + (c + i) * kPanel + r, &quad[i], sizeof(Four));
+            }
+        }
+    }
+}
+
+// target[r][c] = factors[r] * source[c][r]: four rows from `row` on.
+void transpose_from_panel(const float* source, int64_t row, const float* factors, int64_t channels, float* target,
+                          int64_t stride) {
+    Four factor;
+    std::memcpy(&factor, factors + row, sizeof factor);
+    for (int64_t c = 0; c < channels; c += 4) {
+        Four quad[4];
+        for (int i = 0; i < 4; ++i) {
+            std::memcpy(&quad[i], source + (c + i) * kPanel + row, sizeof(Four));
+            quad[i] *= factor;
+        }
+        transpose_four(quad);
+        for (int i = 0; i < 4; ++i) {
+            std::memcpy(target + i * stride + c, &quad[i], sizeof(Four));
+        }
+    }
+}
+
+// Writes the rows [0, count) of a panel to a tensor, each times its factor. `buffer` holds four padded rows.
+void write_panel(const float* panel, const float* factors, int64_t count, const oarlock_vectors& tensor, int32_t dtype,
+                 int64_t batch, int64_t token, int64_t head, int64_t size, float* buffer) {
+    const int64_t stride = row_stride(size);
+    for (int64_t row = 0; row < count; row += 4) {
+        transpose_from_panel(panel, row, factors, padded(size), buffer, stride);
+        for (int64_t i = 0; i < smaller(4, count - row); ++i) {
+            write_row(tensor_row(tensor, dtype, batch, token + row + i, head), size, buffer + i * stride);
+        }
+    }
+}
+
+}  // namespace
+}  // namespace oarlock

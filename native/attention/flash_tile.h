@@ -1,0 +1,219 @@
+// What of a tile of rows and a block of keys is visible: bits per vector of rows, for each chunk of keys.
+#pragma once
+
+#include "attention/flash_softmax.h"
+
+namespace oarlock {
+namespace {
+
+constexpr int64_t kTileRows = kTilePanels * kPanel;
+constexpr int64_t kTileVectors = kTilePanels * kPanelVectors;
+
+// One tile: rows [begin, end) of one query head.
+struct Tile {
+    int64_t batch;
+    int64_t head;
+    int64_t key_head;
+    int64_t begin;
+    int64_t end;
+    const ClassTable* mask;
+    const uint8_t* block_mask;  // [row blocks, key blocks], null: keep all
+};
+
+OARLOCK_INLINE Tile make_tile(const FlashProblem& problem, const FlashItem& item, int64_t head, int64_t index) {
+    const oarlock_attention& call = problem.call;
+    const int64_t mask_head = head * call.mask_heads / call.num_heads_q;
+    const int64_t mask_batch = call.mask_batch == 1 ? 0 : item.batch;
+    const int64_t begin = index * kTileRows;
+    const uint8_t* block_mask = nullptr;
+    if (call.block_mask != nullptr) {
+        const int64_t num_blocks =
+            round_up(call.seqlen_q, kKeyBlock) / kKeyBlock * (round_up(call.seqlen_k, kKeyBlock) / kKeyBlock);
+        const int64_t block_batch = call.block_mask_batch == 1 ? 0 : item.batch;
+        block_mask = call.block_mask + (block_batch * call.mask_heads + mask_head) * num_blocks;
+    }
+    return {item.batch,
+            head,
+            item.key_head,
+            begin,
+            smaller(begin + kTileRows, call.seqlen_q),
+            problem.masks + mask_batch * call.mask_heads + mask_head,
+            block_mask};
+}
+
+// Bit v of some[c]: vector v of the tile has a row that sees a key of chunk c of the block; of all[c]: all its rows see
+// all keys. The bits of rows beyond the last one do not matter.
+struct BlockClasses {
+    uint32_t some[kChunksPerBlock];
+    uint32_t all[kChunksPerBlock];
+    uint32_t any;  // the union of `some`
+};
+
+OARLOCK_INLINE uint32_t bits_between(int64_t begin, int64_t end) {
+    return begin < end ? (uint32_t{1} << end) - (uint32_t{1} << begin) : 0;
+}
+
+OARLOCK_INLINE uint32_t kept_vectors(const Tile& tile, int64_t block, int64_t seqlen_k) {
+    uint32_t kept = 0;
+    for (int64_t v = 0; tile.begin + v * kLanes < tile.end; ++v) {
+        const int64_t row_block = (tile.begin + v * kLanes) / kKeyBlock;
+        const bool keeps = tile.block_mask[row_block * (round_up(seqlen_k, kKeyBlock) / kKeyBlock) + block] != 0;
+        kept |= static_cast<uint32_t>(keeps) << v;
+    }
+    return kept;
+}
+
+// Of the chunks [chunk_begin, chunk_end) in the block.
+void classify(const Tile& tile, int64_t block, int64_t chunk_begin, int64_t chunk_end, int64_t seqlen_k,
+              BlockClasses& classes) {
+    classes.any = 0;
+    const RowRange hull = tile.mask->hull[block];
+    if (hull.begin >= tile.end || hull.end <= tile.begin) {
+        return;
+    }
+    const uint32_t kept = tile.block_mask == nullptr ? ~uint32_t{0} : kept_vectors(tile, block, seqlen_k);
+    const int64_t first = block * kChunksPerBlock;
+    for (int64_t c = 0; c < kChunksPerBlock; ++c) {
+        uint32_t some = 0;
+        uint32_t all = 0;
+        if (first + c >= chunk_begin && first + c < chunk_end) {
+            const ClassTable& mask = *tile.mask;
+            for (int32_t i = mask.some_begin[first + c]; i < mask.some_begin[first + c + 1]; ++i) {
+                const int64_t begin = larger(mask.some[i].begin, tile.begin) - tile.begin;
+                const int64_t end = smaller(mask.some[i].end, tile.end) - tile.begin;
+                some |= begin < end ? bits_between(begin / kLanes, (end - 1) / kLanes + 1) : 0;
+            }
+            for (int32_t i = mask.all_begin[first + c]; i < mask.all_begin[first + c + 1]; ++i) {
+                const int64_t begin = larger(mask.all[i].begin, tile.begin) - tile.begin;
+                const int64_t end = mask.all[i].end >= tile.end ? kTileRows : mask.all[i].end - tile.begin;
+                all |= end > 0 ? bits_between((begin + kLanes - 1) / kLanes, end / kLanes) : 0;
+            }
+        }
+        classes.some[c] = some & kept;
+        classes.all[c] = all;
+        classes.any |= classes.some[c];
+    }
+}
+
+// Consecutive chunks of a block that are visible to the same vectors [first, last) of a panel (to their hull).
+struct Run {
+    int64_t begin;
+    int64_t end;
+    int first;
+    int last;
+};
+
+OARLOCK_INLINE uint32_t panel_bits(uint32_t tile_bits, int64_t panel) {
+    return (tile_bits >> (panel * kPanelVectors)) & ((1U << kPanelVectors) - 1);
+}
+
+OARLOCK_INLINE int64_t find_runs(const BlockClasses& classes, int64_t panel, Run* runs) {
+    int64_t count = 0;
+    for (int64_t c = 0; c < kChunksPerBlock; ++c) {
+        const uint32_t bits = panel_bits(classes.some[c], panel);
+        if (bits == 0) {
+            continue;
+        }
+        const Run run = {c, c + 1, __builtin_ctz(bits), 32 - __builtin_clz(bits)};
+        const bool continues = count > 0 && runs[count - 1].end == c && runs[count - 1].first == run.first &&
+                               runs[count - 1].last == run.last;
+        if (continues) {
+            runs[count - 1].end = c + 1;
+        } else {
+            runs[count++] = run;
+        }
+    }
+    return count;
+}
+
+// The vectors of the run whose rows do not all see all keys of the chunk.
+OARLOCK_INLINE uint32_t partial_bits(const BlockClasses& classes, int64_t panel, const Run& run, int64_t chunk) {
+    return bits_between(run.first, run.last) & ~panel_bits(classes.all[chunk] & classes.some[chunk], panel);
+}
+
+// Fills the hidden pairs of a chunk in the vectors `partial` of a panel. A block mask hides vectors as a whole.
+OARLOCK_INLINE void hide_chunk(const Tile& tile, int64_t panel, uint32_t partial, uint32_t some,
+                               const HiddenRows* hidden, float* values, float fill) {
+    for (int64_t v = 0; v < kPanelVectors; ++v) {
+        if ((partial >> v & 1U) == 0) {
+            continue;
+        }
+        if ((some >> v & 1U) == 0) {
+            for (int64_t key = 0; key < kChunk; ++key) {
+                store(values + key * kPanel + v * kLanes, splat(fill), Whole{});
+            }
+        } else {
+            hide(values + v * kLanes, hidden, tile.begin + panel * kPanel + v * kLanes, fill);
+        }
+    }
+}
+
+template <int kCount>
+struct Constant {
+    static constexpr int value = kCount;
+};
+
+// body(Constant<n>) for n vectors.
+template <typename Body>
+OARLOCK_INLINE void with_vectors(int64_t n, const Body& body) {
+    if constexpr (kPanelVectors >= 3) {
+        if (n == 3) {
+            body(Constant<3>{});
+            return;
+        }
+    }
+    if (n == 2) {
+        body(Constant<2>{});
+    } else {
+        body(Constant<1>{});
+    }
+}
+
+// values[key][row] = K Q^T for num_keys keys (whole register tiles) and kVectors vectors of a panel; with `top`, also
+// top = max(top, values) over the keys.
+template <int kVectors>
+__attribute__((noinline)) void scores(int64_t num_keys, const float* keys, int64_t stride, const float* queries,
+                                      int64_t depth, float* values, float* top) {
+    for (int64_t key = 0; key < num_keys; key += kRows, keys += kRows * stride, values += kRows * kPanel) {
+        Sums<kVectors> c;
+        set_zero(c);
+        add_product<kVectors, false>(c, keys, stride, queries, kPanel, depth);
+        store_sums(c, values, kPanel);
+        if (top == nullptr) {
+            continue;
+        }
+        for (int v = 0; v < kVectors; ++v) {
+            Floats largest = load(top + v * kLanes, Whole{});
+#pragma GCC unroll 8
+            for (int r = 0; r < kRows; ++r) {
+                largest = larger_or_nan(c.at[r][v], largest);
+            }
+            store(top + v * kLanes, largest, Whole{});
+        }
+    }
+}
+
+// sums[channel][row] = factors[row] * sums + V^T P^T over num_keys keys; without factors, factor 1.
+template <int kVectors>
+__attribute__((noinline)) void add_weighted(int64_t num_keys, const float* values, int64_t stride, const float* weights,
+                                            int64_t channels, float* sums, const float* factors) {
+    for (int64_t channel = 0; channel < channels; channel += kRows, values += kRows, sums += kRows * kPanel) {
+        Sums<kVectors> c;
+        load_sums(c, sums, kPanel);
+        if (factors != nullptr) {
+#pragma GCC unroll 4
+            for (int v = 0; v < kVectors; ++v) {
+                const Floats factor = load(factors + v * kLanes, Whole{});
+#pragma GCC unroll 8
+                for (int r = 0; r < kRows; ++r) {
+                    c.at[r][v] *= factor;
+                }
+            }
+        }
+        add_product<kVectors, true>(c, values, stride, weights, kPanel, num_keys);
+        store_sums(c, sums, kPanel);
+    }
+}
+
+}  // namespace
+}  // namespace oarlock
