@@ -1,28 +1,33 @@
 #!/bin/bash
-# Oarlock on Slurm: one torchrun per node. `sbatch recipes/slurm.sh configs/shakespeare.toml`
-# Slurm sends SIGUSR1 two minutes before the time limit: the run saves, leaves, and the job queues itself again.
+# Oarlock on Slurm, one torchrun per node:
+#   sbatch recipes/slurm.sh configs/shakespeare.toml runs/on-slurm [--section.key value ...]
+# Two minutes before the time limit Slurm sends SIGTERM: the run saves and leaves, and the job queues itself again.
 #SBATCH --job-name=oarlock
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
 #SBATCH --gpus-per-node=8
 #SBATCH --cpus-per-task=64
 #SBATCH --time=24:00:00
-#SBATCH --signal=USR1@120
+#SBATCH --signal=TERM@120
 #SBATCH --requeue
-#SBATCH --output=runs/slurm-%j.log
+#SBATCH --output=slurm-%j.log
 set -euo pipefail
-config=${1:?usage: sbatch recipes/slurm.sh CONFIG.toml [--section.key value ...]}
-shift
+config=${1:?usage: sbatch recipes/slurm.sh CONFIG.toml RUN_FOLDER [--section.key value ...]}
+run=${2:?usage: sbatch recipes/slurm.sh CONFIG.toml RUN_FOLDER [--section.key value ...]}
+shift 2
 
 head_node=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 export OMP_WAIT_POLICY=passive
 
-# --kill-on-bad-exit: one failed node ends the step on all. torchrun hands signals on to its workers.
-srun --kill-on-bad-exit=1 torchrun \
+status=0
+srun --kill-on-bad-exit=0 torchrun \
   --nnodes="$SLURM_NNODES" --nproc-per-node="${SLURM_GPUS_ON_NODE:-1}" \
   --rdzv-id="$SLURM_JOB_ID" --rdzv-backend=c10d --rdzv-endpoint="$head_node:29500" \
-  -m oarlock train "$config" --resume auto "$@"
+  -m oarlock train "$config" --resume auto --train.out "$run" "$@" || status=$?
 
-if ! grep -qs '"finished": true' "${OARLOCK_RUN:-runs/default}/status.json"; then
+# Only a run that a signal ended goes on; one that failed would fail again.
+if grep -qs '"stopped_by": "[^"]' "$run/status.json"; then
   scontrol requeue "$SLURM_JOB_ID"
+  exit 0
 fi
+exit "$status"
