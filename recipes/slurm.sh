@@ -20,13 +20,14 @@ head_node=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 export OMP_WAIT_POLICY=passive
 
 status=0
+started=$(mktemp)
 srun --kill-on-bad-exit=0 torchrun \
   --nnodes="$SLURM_NNODES" --nproc-per-node="${SLURM_GPUS_ON_NODE:-1}" \
   --rdzv-id="$SLURM_JOB_ID" --rdzv-backend=c10d --rdzv-endpoint="$head_node:29500" \
   -m oarlock train "$config" --resume auto --train.out "$run" "$@" || status=$?
 
-# Only a run that a signal ended goes on; one that failed would fail again.
-if grep -qs '"stopped_by": "[^"]' "$run/status.json"; then
+# Only a run that a signal ended just now goes on; one that failed would fail again.
+if [ "$run/status.json" -nt "$started" ] && grep -qs '"stopped_by": "[^"]' "$run/status.json"; then
   scontrol requeue "$SLURM_JOB_ID"
   exit 0
 fi

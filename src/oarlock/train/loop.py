@@ -117,6 +117,7 @@ class Trainer:
         mesh.barrier()
         if self.rank == 0:
             self.directory.prepare(config)
+            self._write_status(finished=False, stopped_by="")
             self.log = MetricsLog(self.directory.path, tensorboard=config.train.tensorboard)
             self.log.resume(self.state.step if resume_from is not None else -1)
         self.resumed = resume_from is not None
