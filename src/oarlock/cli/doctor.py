@@ -54,9 +54,9 @@ def run(args: argparse.Namespace) -> int:
     for title, checks in sections:
         print(("\n" if title != sections[0][0] else "") + title)
         for check in _guarded(title, checks):
-            print(f"  {check.status:8}{check.name:24}{check.detail}".rstrip())
+            print(f"  {check.status:8}{check.name:32}{check.detail}".rstrip())
             if check.fix:
-                print(f"  {'':8}{'':24}-> {check.fix}")
+                print(f"  {'':8}{'':32}-> {check.fix}")
             broken += [check] if check.status == "broken" else []
     print(
         "\n" + (f"{len(broken)} broken: {', '.join(c.name for c in broken)}" if broken else "everything needed works")
