@@ -50,6 +50,16 @@ keep_last = 3
 """
 
 
+def write_config(folder: Path, name: str = "run") -> Path:
+    """`folder/name.toml`, whose run goes to `folder/name`; all configurations of a folder share corpus and cache."""
+    corpus = folder / "corpus"
+    if not corpus.exists():
+        write_corpus(corpus)
+    path = folder / f"{name}.toml"
+    path.write_text(TINY.format(corpus=corpus, cache=folder / "cache", out=folder / name), encoding="utf-8")
+    return path
+
+
 def environment() -> dict[str, str]:
     """One thread for each process, whatever the machine."""
     return os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}

@@ -9,8 +9,9 @@ import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-import tiny_run
 from oarlock.cli.main import main
+from oarlock.train import load_config, train
+from tiny_run import write_config
 
 SIZE = {
     "vocab_size": 272,  # 256 bytes, one end token, padding
@@ -147,12 +148,10 @@ def test_end_token_may_be_named_by_the_tokenizer_only(copy, capsys):
 
 
 def test_unfinished_run_uses_its_newest_checkpoint(tmp_path, capsys):
-    corpus = tiny_run.write_corpus(tmp_path / "corpus")
-    run = tmp_path / "run"
-    config = tmp_path / "tiny.toml"
-    config.write_text(tiny_run.TINY.format(corpus=corpus, cache=tmp_path / "cache", out=run))
-    status, output = tiny_run.finish(tiny_run.start_training(config, "--train.steps", "2"))
-    assert status == 0, output
+    config = write_config(tmp_path)
+    run = config.with_suffix("")
+    train(load_config(config, ["--train.steps", "2"]))
+    capsys.readouterr()
     options = ("the oar", "--max-new-tokens", 8, "--temperature", "0.9")
     assert _run(run, *options) == 0
     exported = capsys.readouterr().out

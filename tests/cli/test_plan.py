@@ -11,7 +11,7 @@ from oarlock.models import Decoder
 from oarlock.parallel import Mesh
 from oarlock.train.build import decoder_config
 from oarlock.train.config import load_config
-from tiny_run import TINY, write_corpus
+from tiny_run import write_config
 
 
 @pytest.fixture
@@ -102,9 +102,7 @@ def test_what_does_not_fit_is_named(
 def test_with_the_data_the_plan_has_the_steps_of_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from oarlock.train.loop import Trainer
 
-    corpus = write_corpus(tmp_path / "corpus")
-    path = tmp_path / "tiny.toml"
-    path.write_text(TINY.format(corpus=corpus, cache=tmp_path / "cache", out=tmp_path / "run"))
+    path = write_config(tmp_path)
     budget = ["--train.steps", "0", "--train.flops", "1e10"]
     assert main(["plan", str(path), "--read-data", "--peak", "1e12", "--json", *budget]) == 0
     plan = json.loads(capsys.readouterr().out)
