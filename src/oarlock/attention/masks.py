@@ -6,14 +6,19 @@ Row i and column j are absolute and 0-based; intervals are half-open.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from oarlock import _native
+from oarlock.attention import convert, picture
+from oarlock.attention.intervals import Intervals, fit, from_visible, merge, spelled, triangle_end
+from oarlock.attention.mask_documents import DocumentMasks
+from oarlock.attention.mask_sequences import SequenceMasks
 
 T = TypeVar("T")
 
@@ -41,7 +46,7 @@ def check_bounds(bounds: Tensor, causal: bool) -> None:
 
 
 @dataclass(frozen=True, eq=False)
-class ColumnMask:
+class ColumnMask(SequenceMasks, DocumentMasks):
     """A mask in FlashMask's format: up to two hidden row intervals per key column, plus the causal triangle.
 
     With r0..r3 = ``bounds[b, h, j]`` the rows that do not see key j are
@@ -87,80 +92,26 @@ class ColumnMask:
     def __reduce__(self) -> tuple[Any, ...]:
         return ColumnMask, (self.bounds, self.causal, self.seqlen_q)
 
-    # ---- constructors ------------------------------------------------------------------------------------------------
+    # ---- constructors (and those of the base classes) ----------------------------------------------------------------
 
     @classmethod
-    def full(
-        cls, seqlen_q: int, seqlen_k: int | None = None, *, batch: int = 1, device: torch.device | str | None = None
-    ) -> ColumnMask:
-        """Every row sees every key."""
-        bounds_2 = torch.tensor([seqlen_q, 0], dtype=torch.int32, device=device)
-        seqlen_k = seqlen_q if seqlen_k is None else seqlen_k
-        return cls(bounds_2.expand(batch, 1, seqlen_k, 2).contiguous(), False, seqlen_q)
-
-    @classmethod
-    def plain_causal(
-        cls, seqlen_q: int, seqlen_k: int | None = None, *, batch: int = 1, device: torch.device | str | None = None
-    ) -> ColumnMask:
-        """Row i sees the keys j <= i + Sk - Sq: the last row sees all of them."""
-        shape = (batch, 1, seqlen_q if seqlen_k is None else seqlen_k, 1)
-        return cls(torch.full(shape, seqlen_q, dtype=torch.int32, device=device), True, seqlen_q)
-
-    @classmethod
-    def sliding_window(
-        cls,
-        seqlen_q: int,
-        seqlen_k: int | None = None,
-        *,
-        left: int,
-        right: int = 0,
-        batch: int = 1,
-        device: torch.device | str | None = None,
-    ) -> ColumnMask:
-        """Row i sees the keys p - left <= j <= p + right around its own position p = i + Sk - Sq."""
-        if left < 0 or right < 0:
-            raise ValueError(f"left and right must not be negative, got {left} and {right}")
-        seqlen_k = seqlen_q if seqlen_k is None else seqlen_k
-        row_K = torch.arange(seqlen_k, dtype=torch.int64, device=device) - (seqlen_k - seqlen_q)
-        columns = [(row_K + left + 1).clamp(0, seqlen_q)]
-        if right > 0:
-            columns.append((row_K - right).clamp(0, seqlen_q))
-        bounds = torch.stack(columns, dim=-1).expand(batch, 1, -1, -1).contiguous()
-        return cls(bounds, right == 0, seqlen_q)
-
-    @classmethod
-    def causal_document(
-        cls,
-        lengths: Sequence[int] | Sequence[Sequence[int]],
-        *,
-        window: int | None = None,
-        device: torch.device | str | None = None,
-    ) -> ColumnMask:
-        """Packed documents, causal inside each: row i sees the keys j <= i of its own document.
+    def from_dense(cls, visible: Tensor) -> ColumnMask:
+        """The mask that is True exactly where ``visible`` is, in the smallest layout that holds it.
 
         Args:
-            lengths: lengths of the documents in order, for all batch rows or one list per batch row; each list sums
-                to the sequence length.
-            window: if given, a row sees only the last ``window`` of these keys, itself included (i - j < window).
-            device: where the bounds live.
+            visible: bool [Sq, Sk], [Hm, Sq, Sk] or [B, Hm, Sq, Sk].
 
         Raises:
-            ValueError: negative lengths, rows of different total length, or a window below 1.
+            ValueError: no layout holds it; names the first column in the way.
         """
-        _, end_BS = _document_borders(lengths)
-        if window is not None:
-            if window < 1:
-                raise ValueError(f"window must be at least 1 (the row's own key), got {window}")
-            end_BS = torch.minimum(end_BS, torch.arange(end_BS.shape[1]) + window)
-        return cls(end_BS[:, None, :, None].to(device), True, end_BS.shape[1])
-
-    @classmethod
-    def document(
-        cls, lengths: Sequence[int] | Sequence[Sequence[int]], *, device: torch.device | str | None = None
-    ) -> ColumnMask:
-        """Packed documents, bidirectional inside each; ``lengths`` as in :meth:`causal_document`."""
-        begin_BS, end_BS = _document_borders(lengths)
-        return cls(torch.stack([end_BS, begin_BS], dim=-1)[:, None].to(device), False, end_BS.shape[1])
+        if visible.dtype != torch.bool or visible.dim() not in (2, 3, 4):
+            raise ValueError(
+                f"visible must be bool [Sq, Sk], [Hm, Sq, Sk] or [B, Hm, Sq, Sk], "
+                f"got {visible.dtype} {list(visible.shape)}"
+            )
+        visible = visible.view(*[1] * (4 - visible.dim()), *visible.shape)
+        bounds, causal = fit(from_visible(visible), "the dense mask")
+        return cls(bounds, causal, visible.shape[2])
 
     # ---- views -------------------------------------------------------------------------------------------------------
 
@@ -238,26 +189,123 @@ class ColumnMask:
         pairs = self.batch * self.num_heads * self.seqlen_q * self.seqlen_k
         return self.cached("density", lambda: int(self.visible_per_row().sum()) / pairs if pairs else 0.0)
 
+    def flops(
+        self,
+        num_heads: int,
+        head_dim: int,
+        value_dim: int | None = None,
+        *,
+        batch: int | None = None,
+        backward: bool = False,
+    ) -> int:
+        """Useful floating-point operations of the matrix products, by the exact number of visible pairs.
+
+        Two products forward, 2 (D + Dv) per pair and head; five backward, 2 (3 D + 2 Dv).
+
+        Args:
+            num_heads: query heads.
+            head_dim, value_dim: D and Dv (default D).
+            batch: batch rows; default those of the mask.
+            backward: count the backward instead.
+        """
+        value_dim = head_dim if value_dim is None else value_dim
+        pairs = int(self.visible_per_row().sum())
+        heads = num_heads * (self.batch if batch is None else batch)
+        work = 3 * head_dim + 2 * value_dim if backward else head_dim + value_dim
+        return 2 * work * pairs * heads // max(self.batch * self.num_heads, 1)
+
+    # ---- algebra -----------------------------------------------------------------------------------------------------
+
+    def hidden(self) -> Intervals:
+        """The hidden rows of each column, causal triangle included, as disjoint sorted intervals."""
+        return self.cached("hidden", lambda: merge(*spelled(self.bounds, self.causal, self.seqlen_q), self.seqlen_q))
+
+    def equal(self, other: ColumnMask) -> bool:
+        """Whether the same pairs are visible, however the masks are spelled."""
+        return self.hidden().equal(other.hidden())
+
+    def __and__(self, other: ColumnMask) -> ColumnMask:
+        """Visible where both are; batch rows and heads broadcast from 1.
+
+        Raises:
+            ValueError: shapes that differ, or a result with too many intervals (names the first such column).
+        """
+        if (self.seqlen_q, self.seqlen_k) != (other.seqlen_q, other.seqlen_k):
+            raise ValueError(
+                f"masks of different size: {self.seqlen_q} rows and {self.seqlen_k} keys, "
+                f"{other.seqlen_q} rows and {other.seqlen_k} keys"
+            )
+        shape = torch.broadcast_shapes(self.bounds.shape[:3], other.bounds.shape[:3])
+        pieces = [spelled(mask.bounds, mask.causal, self.seqlen_q) for mask in (self, other)]
+        begin, end = (torch.cat([x.expand(*shape, -1) for x in both], dim=-1) for both in zip(*pieces, strict=True))
+        bounds, causal = fit(merge(begin, end, self.seqlen_q), "the intersection of the masks")
+        return ColumnMask(bounds, causal, self.seqlen_q)
+
+    def pad_to(self, seqlen_q: int, seqlen_k: int | None = None) -> ColumnMask:
+        """The mask with rows and keys appended that see nothing and that nobody sees."""
+        seqlen_k = seqlen_q if seqlen_k is None else seqlen_k
+        more_rows, more_keys = seqlen_q - self.seqlen_q, seqlen_k - self.seqlen_k
+        if more_rows < 0 or more_keys < 0:
+            raise ValueError(
+                f"cannot pad {self.seqlen_q} rows and {self.seqlen_k} keys to {seqlen_q} and {seqlen_k}: fewer"
+            )
+        begin, end = spelled(self.bounds, self.causal, self.seqlen_q)
+        begin, end = (torch.nn.functional.pad(x.clamp(0, self.seqlen_q), (0, 1)) for x in (begin, end))
+        begin[..., -1], end[..., -1] = self.seqlen_q, seqlen_q
+        begin = torch.nn.functional.pad(begin, (0, 0, 0, more_keys), value=0)
+        end = torch.nn.functional.pad(end, (0, 0, 0, more_keys), value=seqlen_q)
+        bounds, causal = fit(merge(begin, end, seqlen_q), "the padded mask")
+        return ColumnMask(bounds, causal, seqlen_q)
+
+    def localize(self, rows: Tensor) -> ColumnMask:
+        """The mask of a subset of the rows, with all keys, as a rank of a context-parallel group holds it.
+
+        A bound x becomes the number of the rows below it, #{r in rows: r < x}, once the causal triangle is written out.
+
+        Args:
+            rows: int [R], ascending row numbers.
+        """
+        if rows.dim() != 1 or bool((rows.diff() <= 0).any()):
+            raise ValueError("rows must be one ascending list of row numbers")
+        bounds = self.bounds
+        if self.causal:
+            triangle = triangle_end(self.seqlen_q, self.seqlen_k, self.device).to(torch.int32)
+            triangle = triangle.expand(bounds.shape[:3])[..., None]
+            zero = torch.zeros_like(triangle)
+            parts = [bounds, triangle] if bounds.shape[3] == 1 else [bounds, zero, triangle]
+            bounds = torch.cat(parts, dim=-1)
+        local = torch.searchsorted(rows.to(torch.int32).contiguous(), bounds.contiguous(), out_int32=True)
+        return ColumnMask(local, False, len(rows))
+
+    # ---- other forms -------------------------------------------------------------------------------------------------
+
+    def to_flex_block_mask(self, num_heads: int | None = None, block_size: int = 128) -> Any:
+        """The mask for ``torch.nn.attention.flex_attention``, without looking at Sq x Sk pairs.
+
+        Args:
+            num_heads: query heads; needed when the mask has several heads but fewer than that.
+            block_size: rows and keys of a block.
+        """
+        return convert.to_flex_block_mask(self, num_heads, block_size)
+
+    def to_cu_seqlens(self) -> convert.CuSeqlens:
+        """Cumulative lengths of the packed documents, provided that this is such a mask.
+
+        Raises:
+            ValueError: it is not: heads differ, or the mask of the lengths that it suggests is another one.
+        """
+        return convert.to_cu_seqlens(self)
+
+    def plot(
+        self, path: str | Path | None = None, *, batch: int = 0, head: int = 0, title: str = ""
+    ) -> picture.Picture:
+        """A picture (SVG) for a notebook or ``path``: rows downwards, keys to the right, dark where visible."""
+        drawn = picture.draw(self, batch, head, title)
+        if path is not None:
+            Path(path).write_text(drawn)
+        return drawn
+
 
 def _block_sizes(length: int, block: int, device: torch.device) -> Tensor:
     begins = torch.arange(0, length, block, device=device)
     return (length - begins).clamp(max=block)
-
-
-def _document_borders(lengths: Sequence[int] | Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-    """First row and end row of each key's document: two int64 [B, S]."""
-    rows: list[list[int]] = [list(row) for row in lengths if isinstance(row, Sequence)]
-    if len(rows) != len(lengths):
-        rows = [[int(length) for length in lengths]]  # type: ignore[arg-type]
-    totals = [sum(row) for row in rows]
-    if any(length < 0 for row in rows for length in row):
-        raise ValueError(f"lengths must not be negative, got {lengths}")
-    if len(set(totals)) > 1:
-        raise ValueError(f"the lengths of every batch row must have the same sum, got {totals}")
-    begins, ends = [], []
-    for row in rows:
-        length_N = torch.tensor(row, dtype=torch.int64)
-        end_N = length_N.cumsum(0)
-        ends.append(end_N.repeat_interleave(length_N))
-        begins.append((end_N - length_N).repeat_interleave(length_N))
-    return torch.stack(begins), torch.stack(ends)
