@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from oarlock.checkpoint import directory
+from oarlock.checkpoint.agreement import all_or_none, describe
 from oarlock.checkpoint.manifest import (
     MANIFEST_NAME,
     CheckpointError,
@@ -27,8 +28,8 @@ from oarlock.checkpoint.manifest import (
     encode_entry,
     encode_manifest,
 )
-from oarlock.checkpoint.ranks import Ranks, describe
 from oarlock.checkpoint.tensor_file import HashedFile, dtype_name, write_tensor_file
+from oarlock.ranks import Ranks
 
 TensorGroups = Mapping[str, Mapping[str, Tensor]]
 
@@ -95,7 +96,7 @@ def save_checkpoint(
             cleanup.callback(shutil.rmtree, temporary, ignore_errors=True)
             return temporary.name
 
-        temporary = root / ranks.all_or_none(prepare, failure)[0]
+        temporary = root / all_or_none(ranks, prepare, failure)[0]
 
         def write() -> dict[str, Any]:
             if not temporary.is_dir():
@@ -111,7 +112,7 @@ def save_checkpoint(
                 own.add_file(f"rank-{ranks.rank}.json", json.dumps(rank_state).encode())
             return {"files": shared.files | own.files, "tensors": shared.tensors, "rank_tensors": own.tensors}
 
-        reports = ranks.all_or_none(lambda: _with_advice(write, root), failure)
+        reports = all_or_none(ranks, lambda: _with_advice(write, root), failure)
 
         def publish() -> str | None:
             if ranks.rank > 0:
@@ -131,7 +132,7 @@ def save_checkpoint(
                 _retain(root, step, keep_last)
             return str(path)
 
-        return Path(ranks.all_or_none(lambda: _with_advice(publish, root), failure)[0])
+        return Path(all_or_none(ranks, lambda: _with_advice(publish, root), failure)[0])
 
 
 class _Part:

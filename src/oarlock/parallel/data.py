@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from oarlock.checkpoint.ranks import communication_device
 from oarlock.digest import digest64
+from oarlock.ranks import communication_device
 
 Group = dist.ProcessGroup | None
 

@@ -15,8 +15,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from oarlock.checkpoint.ranks import Ranks, describe
 from oarlock.parallel.data import check_replicas, reduce_gradients, sum_scalars
+from oarlock.ranks import Ranks
 
 T = TypeVar("T")
 
@@ -171,7 +171,7 @@ class Mesh:
                 result = action()
             except BaseException as caught:
                 error = caught
-        reason = ranks.gather(None if error is None else describe(error))[0]
+        reason = ranks.gather(None if error is None else f"{type(error).__name__}: {error}")[0]
         if error is not None:
             raise error
         if ranks.rank == 0:

@@ -1,0 +1,42 @@
+"""All ranks of a save do a step, or none has done it."""
+
+from collections.abc import Callable
+from typing import Any
+
+from oarlock.checkpoint.manifest import CheckpointError
+from oarlock.ranks import Ranks
+
+
+def all_or_none(ranks: Ranks, action: Callable[[], Any], failure: str) -> list[Any]:
+    """Run `action` on every rank and return what each rank's returned (JSON); if one fails, all fail.
+
+    Raises:
+        CheckpointError: `failure` with the reasons of the ranks that failed. A rank whose own failure is not about
+            the disk (a wrong argument, Ctrl-C) raises that one instead.
+    """
+    value, error = None, None
+    try:
+        value = action()
+    except BaseException as caught:
+        error = caught
+    try:
+        reports = ranks.gather({"value": value, "error": None if error is None else describe(error)})
+    except RuntimeError as lost:  # what torch.distributed raises when a process is gone or late
+        reason = str(lost).partition("\n")[0]
+        raise CheckpointError(f"{failure}: lost contact with another rank ({reason})") from (error or lost)
+    if error is not None and not isinstance(error, (OSError, CheckpointError)):
+        raise error
+    reasons = {rank: report["error"] for rank, report in enumerate(reports) if report["error"]}
+    if reasons:
+        where = "" if ranks.size == 1 else "rank {}: "
+        text = "; ".join(where.format(rank) + reason for rank, reason in reasons.items())
+        raise CheckpointError(f"{failure}: {text}") from error
+    return [report["value"] for report in reports]
+
+
+def describe(error: BaseException) -> str:
+    """One line for an error; an OSError without the path of the temporary directory."""
+    if isinstance(error, OSError) and error.strerror:
+        name = str(error.filename).rpartition("/")[2] if error.filename else ""
+        return error.strerror + (f" ({name})" if name else "")
+    return f"{type(error).__name__}: {error}" if not isinstance(error, CheckpointError) else str(error)

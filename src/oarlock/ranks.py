@@ -1,0 +1,52 @@
+"""What the processes of a job tell each other: JSON texts, gathered as tensors of bytes (no pickle)."""
+
+import json
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+
+class Ranks:
+    """The processes that talk: a torch.distributed group, or this process alone.
+
+    Args:
+        group: None means all processes if torch.distributed is initialised, else this process alone.
+
+    Raises:
+        ValueError: this process is not in the group.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+        self._group = group
+        together = dist.is_initialized()
+        self.size = dist.get_world_size(group) if together else 1
+        self.rank = dist.get_rank(group) if together else 0
+        if self.rank < 0:
+            raise ValueError("this process is not in the given group of processes")
+
+    def gather(self, value: Any) -> list[Any]:
+        """The JSON values of all ranks, on every rank; also a barrier.
+
+        Raises:
+            RuntimeError: from torch.distributed, when a process is gone or late.
+        """
+        if self.size == 1:
+            return [value]
+        device = communication_device(self._group)
+        data = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8).to(device)
+        sizes = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(self.size)]
+        dist.all_gather(sizes, torch.tensor([len(data)], device=device), group=self._group)
+        longest = max(int(size) for size in sizes)
+        padded = torch.zeros(longest, dtype=torch.uint8, device=device)
+        padded[: len(data)] = data
+        texts = [torch.empty_like(padded) for _ in range(self.size)]
+        dist.all_gather(texts, padded, group=self._group)
+        return [json.loads(bytes(t[: int(n)].cpu().numpy())) for t, n in zip(texts, sizes, strict=True)]
+
+
+def communication_device(group: dist.ProcessGroup | None) -> torch.device:
+    """The CPU if the group has a backend for it, else the current CUDA device (a group with NCCL only)."""
+    if "cpu:" in dist.get_backend_config(group):
+        return torch.device("cpu")
+    return torch.device("cuda", torch.cuda.current_device())
