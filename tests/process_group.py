@@ -16,7 +16,7 @@ from torch.distributed import TCPStore
 SOURCE = Path(__file__).parents[1] / "src"
 
 
-def run_ranks(world_size: int, worker: Callable[..., Any], *args: Any, timeout: float = 60) -> list[Any]:
+def run_ranks(world_size: int, worker: Callable[..., Any], *args: Any, timeout: float = 180) -> list[Any]:
     """What `worker(*args)` returns on each rank (JSON both ways); fails with the output if a rank fails or hangs.
 
     The store lives in this process, at a port that the system picks, so no port is ever taken twice.
@@ -56,6 +56,7 @@ def run_ranks(world_size: int, worker: Callable[..., Any], *args: Any, timeout: 
     finally:
         for process in processes:
             process.kill()
+            process.communicate()
     for rank, (process, (out, err)) in enumerate(zip(processes, outputs, strict=True)):
         assert process.returncode == 0, f"rank {rank} failed with {process.returncode}:\n{out}\n{err}"
     return [json.loads(out.strip().rpartition("\n")[2]) for out, _ in outputs]

@@ -82,18 +82,19 @@ def start_training(config: Path, *options: str, launcher: tuple[str, ...] = ()) 
     )
 
 
-def finish(process: "subprocess.Popen[str]", timeout: float = 120) -> tuple[int, str]:
+def finish(process: "subprocess.Popen[str]", timeout: float = 180) -> tuple[int, str]:
     """Exit status and output; the whole process group dies at the timeout."""
     try:
         output, _ = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
         raise
     return process.returncode, output
 
 
-def wait_for_step(process: "subprocess.Popen[str]", run: Path, step: int, timeout: float = 60) -> None:
-    """Until the metrics of a live run show a step."""
+def wait_for_step(process: "subprocess.Popen[str]", run: Path, step: int, timeout: float = 120) -> None:
+    """Until the metrics of a live run show a step; the run dies at the timeout."""
     deadline = time.monotonic() + timeout
     while time.monotonic() < deadline:
         lines = (run / "metrics.jsonl").read_text(encoding="utf-8") if (run / "metrics.jsonl").exists() else ""
@@ -102,7 +103,8 @@ def wait_for_step(process: "subprocess.Popen[str]", run: Path, step: int, timeou
         if process.poll() is not None:
             raise AssertionError(f"the run ended before step {step}: {process.communicate()[0]}")
         time.sleep(0.005)
-    raise AssertionError(f"no step {step} within {timeout} s")
+    os.killpg(process.pid, signal.SIGKILL)
+    raise AssertionError(f"no step {step} within {timeout} s: {process.communicate()[0]}")
 
 
 def recorded(run: Path) -> list[dict[str, Any]]:

@@ -149,7 +149,7 @@ def work(folder: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def four(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    return run_ranks(4, work, tmp_path_factory.mktemp("mesh"), timeout=120)
+    return run_ranks(4, work, tmp_path_factory.mktemp("mesh"))
 
 
 @pytest.mark.parametrize("index", range(len(LAYOUTS)))
