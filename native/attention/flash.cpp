@@ -56,13 +56,13 @@ bool is_empty(const oarlock_attention& call) {
     return call.batch == 0 || call.num_heads_q == 0 || call.seqlen_q == 0;
 }
 
-using WorkspaceSize = int64_t (*)(const FlashProblem&, int64_t);
+using WorkspaceSize = int64_t (*)(const FlashProblem&, const FlashItem&);
 using Work = void (*)(const FlashProblem&, const FlashItem&, float*);
 
 oarlock_status run_items(const FlashProblem& problem, const Schedule& schedule, WorkspaceSize size, Work work) {
     return run_queue(static_cast<int64_t>(schedule.items.size()), problem.call.num_threads, [&](int64_t i) {
         const FlashItem& item = schedule.items[schedule.by_cost[static_cast<size_t>(i)]];
-        work(problem, item, own_workspace().get(size(problem, item.chunk_end - item.chunk_begin)));
+        work(problem, item, own_workspace().get(size(problem, item)));
     });
 }
 
@@ -75,7 +75,7 @@ void assign_sums(const oarlock_attention& call, Schedule& schedule) {
             const size_t begin = schedule.first_item[head];
             const size_t end = schedule.first_item[head + 1];
             for (size_t i = begin; i < end && end - begin > 1; ++i) {
-                body(schedule.items[i], (schedule.items[i].chunk_end - schedule.items[i].chunk_begin) * kChunk);
+                body(schedule.items[i], (schedule.items[i].block_end - schedule.items[i].block_begin) * kKeyBlock);
             }
         }
     };

@@ -49,16 +49,19 @@ struct FlashProblem {
     const ClassTable* masks;  // [mask_batch, mask_heads]
 };
 
-// Some tiles of all query heads that share a key head. Its keys are those of the chunks [chunk_begin, chunk_end).
+// Some tiles of all query heads that share a key head. It visits the tiles in order, all heads for each; a block of
+// keys is live from the first to the last tile that may see it.
 struct FlashItem {
     int64_t batch;
     int64_t key_head;
     int64_t tile_begin;
     int64_t tile_end;
-    int64_t chunk_begin;
-    int64_t chunk_end;
+    int64_t block_begin;  // blocks outside of [block_begin, block_end) are never live
+    int64_t block_end;
+    int64_t span;  // blocks that are live at the same time are less than this apart
     int64_t cost;
-    // Backward, if several items share a key head: where to leave this one's sums of dK and dV.
+    // Backward, if several items share a key head: where to leave this one's sums of dK and dV, [block_end -
+    // block_begin] [kKeyBlock][row stride]. Null: the item writes the gradients itself.
     float* grad_key_sums;
     float* grad_value_sums;
 };
@@ -69,9 +72,9 @@ struct FlashKernels {
     // Floats of a row in staged keys and values, and in the sums of their gradients.
     int64_t (*row_stride)(int64_t head_dim);
     // Floats of workspace for an item; the workspace is aligned to 64 bytes.
-    int64_t (*forward_workspace)(const FlashProblem& problem, int64_t num_chunks);
+    int64_t (*forward_workspace)(const FlashProblem& problem, const FlashItem& item);
     void (*forward)(const FlashProblem& problem, const FlashItem& item, float* workspace);
-    int64_t (*backward_workspace)(const FlashProblem& problem, int64_t num_chunks);
+    int64_t (*backward_workspace)(const FlashProblem& problem, const FlashItem& item);
     void (*backward)(const FlashProblem& problem, const FlashItem& item, float* workspace);
     // Writes dK and dV of the keys [key_begin, key_end) as the sums of the items, in their order. The workspace is one
     // row of each.

@@ -9,30 +9,39 @@ namespace oarlock {
 namespace {
 
 struct BackwardSpace {
-    float* keys;         // [keys of the item][row stride of D]
-    float* values;       // [keys of the item][row stride of Dv]
-    float* finite_keys;  // as keys, used if some are not finite
-    float* key_sums;     // as keys: dK
-    float* value_sums;   // as values: dV
-    float* query_rows;   // [kTileRows][row stride of D]
-    float* grad_rows;    // [kTileRows][row stride of Dv]: dO
-    float* queries;      // [kTilePanels][padded D][kPanel], times scale * log2(e)
-    float* grads;        // [kTilePanels][padded Dv][kPanel], times scale
-    float* query_sums;   // [kTilePanels][padded D][kPanel]: dQ^T
-    float* weights;      // [kTilePanels][kKeyBlock][kPanel]: P
-    float* slopes;       // likewise: dS
-    float* rows;         // 4 rows, for input and output
+    // [span][kKeyBlock][row stride of D or Dv], block b at b % span
+    float* keys;
+    float* values;
+    float* finite_keys;  // written where some keys are not finite
+    float* key_sums;     // dK
+    float* value_sums;   // dV
+    int64_t* blocks;     // [span]: which block is there
+    bool* finite;        // [span]: whether its keys are
+    int64_t* last_tile;  // per block: the last one that may see it; before the first one if none does
+    // The tile.
+    float* query_rows;  // [kTileRows][row stride of D]
+    float* grad_rows;   // [kTileRows][row stride of Dv]: dO
+    float* queries;     // [kTilePanels][padded D][kPanel], times scale * log2(e)
+    float* grads;       // [kTilePanels][padded Dv][kPanel], times scale
+    float* query_sums;  // [kTilePanels][padded D][kPanel]: dQ^T
+    float* weights;     // [kTilePanels][kKeyBlock][kPanel]: P
+    float* slopes;      // likewise: dS
+    float* rows;        // 4 rows, for input and output
 };
 
-BackwardSpace backward_space(const FlashProblem& problem, int64_t num_chunks, bool has_sums, Carver& carver) {
+BackwardSpace backward_space(const FlashProblem& problem, const FlashItem& item, Carver& carver) {
     const int64_t key_stride = row_stride(problem.call.head_dim);
     const int64_t value_stride = row_stride(problem.call.value_dim);
-    const int64_t num_keys = num_chunks * kChunk;
+    const int64_t num_keys = item.span * kKeyBlock;
     BackwardSpace space;
     space.keys = carver.take(num_keys * key_stride);
     space.values = carver.take(num_keys * value_stride);
-    space.key_sums = has_sums ? carver.take(num_keys * key_stride) : nullptr;
-    space.value_sums = has_sums ? carver.take(num_keys * value_stride) : nullptr;
+    space.key_sums = carver.take(num_keys * key_stride);
+    space.value_sums = carver.take(num_keys * value_stride);
+    space.blocks = reinterpret_cast<int64_t*>(carver.take(2 * item.span));
+    space.finite = reinterpret_cast<bool*>(carver.take(item.span));
+    space.last_tile =
+        reinterpret_cast<int64_t*>(carver.take(2 * (round_up(problem.call.seqlen_k, kKeyBlock) / kKeyBlock)));
     space.query_rows = carver.take(kTileRows * key_stride);
     space.grad_rows = carver.take(kTileRows * value_stride);
     space.queries = carver.take(kTileRows * padded(problem.call.head_dim));
@@ -45,9 +54,9 @@ BackwardSpace backward_space(const FlashProblem& problem, int64_t num_chunks, bo
     return space;
 }
 
-int64_t backward_workspace(const FlashProblem& problem, int64_t num_chunks) {
+int64_t backward_workspace(const FlashProblem& problem, const FlashItem& item) {
     Carver carver = {nullptr, 0};
-    backward_space(problem, num_chunks, true, carver);
+    backward_space(problem, item, carver);
     return carver.used;
 }
 
@@ -97,8 +106,8 @@ __attribute__((noinline)) void add_over_rows(int64_t num_keys, const float* a, i
             const int64_t panel = v / kPanelVectors;
             const int64_t end = smaller(last, (panel + 1) * kPanelVectors);
             const int64_t lane = (v - panel * kPanelVectors) * kLanes;
-            add_product<kVectors, false>(c, a + panel * kKeyBlock * kPanel + lane, kPanel, rows + v * kLanes * stride,
-                                         stride, (end - v) * kLanes);
+            add_product<kVectors>(c, a + panel * kKeyBlock * kPanel + lane, kPanel, rows + v * kLanes * stride, stride,
+                                  (end - v) * kLanes);
             v = end;
         }
         store_sums(c, sums, stride);
@@ -275,24 +284,57 @@ void backward_block(const BackwardTile& t, const BackwardKeys& block, const Bloc
     }
 }
 
-void backward_tile(const FlashProblem& problem, const FlashItem& item, const Tile& tile, const BackwardSpace& space,
-                   const float* finite_keys) {
+// Brings a block of keys and values into its place, with sums of 0 if it is new there.
+BackwardKeys stage_keys(const FlashProblem& problem, const FlashItem& item, const BackwardSpace& space, int64_t block) {
+    const oarlock_attention& call = problem.call;
+    const int64_t place = block % item.span;
+    const int64_t key_size = kKeyBlock * row_stride(call.head_dim);
+    const int64_t value_size = kKeyBlock * row_stride(call.value_dim);
+    float* const keys = space.keys + place * key_size;
+    float* const values = space.values + place * value_size;
+    float* const finite_keys = space.finite_keys + place * key_size;
+    BackwardKeys staged = {block * kKeyBlock,
+                           keys,
+                           keys,
+                           values,
+                           space.key_sums + place * key_size,
+                           space.value_sums + place * value_size};
+    if (item.grad_key_sums != nullptr) {
+        staged.key_sums = item.grad_key_sums + (block - item.block_begin) * key_size;
+        staged.value_sums = item.grad_value_sums + (block - item.block_begin) * value_size;
+    }
+    if (space.blocks[place] != block) {
+        const int64_t count = smaller(kKeyBlock, call.seqlen_k - staged.first_key);
+        const int64_t padded_count = round_up(count, kChunk);
+        space.blocks[place] = block;
+        space.finite[place] = stage_rows(problem.key, call.dtype, item.batch, staged.first_key, item.key_head, count,
+                                         padded_count, call.head_dim, keys);
+        stage_rows(problem.value, call.dtype, item.batch, staged.first_key, item.key_head, count, padded_count,
+                   call.value_dim, values);
+        if (!space.finite[place]) {
+            // For dQ += dS K, where dS is 0 for hidden pairs, and 0 * NaN would be NaN. For visible pairs dS is NaN.
+            for (int64_t i = 0; i < key_size; ++i) {
+                finite_keys[i] = keys[i] * 0.0f == 0.0f ? keys[i] : 0.0f;
+            }
+        }
+        if (item.grad_key_sums == nullptr) {
+            std::memset(staged.key_sums, 0, static_cast<size_t>(key_size) * sizeof(float));
+            std::memset(staged.value_sums, 0, static_cast<size_t>(value_size) * sizeof(float));
+        }
+    }
+    staged.finite_keys = space.finite[place] ? keys : finite_keys;
+    return staged;
+}
+
+void backward_tile(const FlashProblem& problem, const FlashItem& item, const Tile& tile, const BackwardSpace& space) {
     const oarlock_attention& call = problem.call;
     BackwardTile t = {problem, tile, space, (tile.end - tile.begin + kPanel - 1) / kPanel, {}, {}, {}};
     load_tile(t);
-    const int64_t key_stride = row_stride(call.head_dim);
-    const int64_t value_stride = row_stride(call.value_dim);
     BlockClasses classes;
-    for (int64_t block = item.chunk_begin / kChunksPerBlock; block * kChunksPerBlock < item.chunk_end; ++block) {
-        classify(tile, block, item.chunk_begin, item.chunk_end, call.seqlen_k, classes);
+    for (int64_t block = item.block_begin; block < item.block_end; ++block) {
+        classify(tile, block, call.seqlen_k, classes);
         if (classes.any != 0) {
-            const int64_t first_key = block * kKeyBlock;
-            const int64_t staged_key = first_key - item.chunk_begin * kChunk;  // negative in the first block, perhaps
-            backward_block(t,
-                           {first_key, space.keys + staged_key * key_stride, finite_keys + staged_key * key_stride,
-                            space.values + staged_key * value_stride, space.key_sums + staged_key * key_stride,
-                            space.value_sums + staged_key * value_stride},
-                           classes);
+            backward_block(t, stage_keys(problem, item, space, block), classes);
         }
     }
     alignas(64) float ones[kPanel];
@@ -306,58 +348,58 @@ void backward_tile(const FlashProblem& problem, const FlashItem& item, const Til
     }
 }
 
-// Writes the gradients of all keys of the item's head from its sums; 0 outside of its chunks.
-void write_key_gradients(const FlashProblem& problem, const FlashItem& item, const BackwardSpace& space) {
+// Writes dK and dV of the blocks whose last live tile this is.
+void finish_blocks(const FlashProblem& problem, const FlashItem& item, const BackwardSpace& space, int64_t tile) {
     const oarlock_attention& call = problem.call;
     const int64_t key_stride = row_stride(call.head_dim);
     const int64_t value_stride = row_stride(call.value_dim);
-    std::memset(space.rows, 0, static_cast<size_t>(larger(key_stride, value_stride)) * sizeof(float));
-    for (int64_t key = 0; key < call.seqlen_k; ++key) {
-        const bool is_inside = key >= item.chunk_begin * kChunk && key < item.chunk_end * kChunk;
-        const int64_t staged = key - item.chunk_begin * kChunk;
-        write_row(tensor_row(problem.grad_key, call.dtype, item.batch, key, item.key_head), call.head_dim,
-                  is_inside ? space.key_sums + staged * key_stride : space.rows);
-        write_row(tensor_row(problem.grad_value, call.dtype, item.batch, key, item.key_head), call.value_dim,
-                  is_inside ? space.value_sums + staged * value_stride : space.rows);
+    for (int64_t block = 0; block * kKeyBlock < call.seqlen_k; ++block) {
+        if (space.last_tile[block] != tile) {
+            continue;
+        }
+        const int64_t place = item.span == 0 ? 0 : block % item.span;
+        const bool has_sums = item.span > 0 && space.blocks[place] == block;
+        const float* key_sums = has_sums ? space.key_sums + place * kKeyBlock * key_stride : space.rows;
+        const float* value_sums = has_sums ? space.value_sums + place * kKeyBlock * value_stride : space.rows;
+        if (!has_sums) {
+            std::memset(space.rows, 0, static_cast<size_t>(larger(key_stride, value_stride)) * sizeof(float));
+        }
+        const int64_t end = smaller((block + 1) * kKeyBlock, call.seqlen_k);
+        for (int64_t key = block * kKeyBlock; key < end; ++key) {
+            write_row(tensor_row(problem.grad_key, call.dtype, item.batch, key, item.key_head), call.head_dim,
+                      key_sums);
+            write_row(tensor_row(problem.grad_value, call.dtype, item.batch, key, item.key_head), call.value_dim,
+                      value_sums);
+            key_sums += has_sums ? key_stride : 0;
+            value_sums += has_sums ? value_stride : 0;
+        }
     }
 }
 
 void backward(const FlashProblem& problem, const FlashItem& item, float* workspace) {
     const oarlock_attention& call = problem.call;
-    const int64_t num_chunks = item.chunk_end - item.chunk_begin;
     const bool is_whole = item.grad_key_sums == nullptr;
     Carver carver = {workspace, 0};
-    BackwardSpace space = backward_space(problem, num_chunks, is_whole, carver);
+    const BackwardSpace space = backward_space(problem, item, carver);
+    for (int64_t i = 0; i < item.span; ++i) {
+        space.blocks[i] = -1;
+    }
     if (!is_whole) {
-        space.key_sums = item.grad_key_sums;
-        space.value_sums = item.grad_value_sums;
+        const int64_t num_keys = (item.block_end - item.block_begin) * kKeyBlock;
+        std::memset(item.grad_key_sums, 0, static_cast<size_t>(num_keys * row_stride(call.head_dim)) * sizeof(float));
+        std::memset(item.grad_value_sums, 0,
+                    static_cast<size_t>(num_keys * row_stride(call.value_dim)) * sizeof(float));
     }
-    const int64_t first_key = item.chunk_begin * kChunk;
-    const int64_t padded_keys = num_chunks * kChunk;
-    const int64_t num_keys = smaller(padded_keys, call.seqlen_k - first_key);
-    const int64_t key_size = padded_keys * row_stride(call.head_dim);
-    const int64_t value_size = padded_keys * row_stride(call.value_dim);
-    const bool is_finite = stage_rows(problem.key, call.dtype, item.batch, first_key, item.key_head, num_keys,
-                                      padded_keys, call.head_dim, space.keys);
-    stage_rows(problem.value, call.dtype, item.batch, first_key, item.key_head, num_keys, padded_keys, call.value_dim,
-               space.values);
-    if (!is_finite) {
-        // For dQ += dS K, where dS is 0 for hidden pairs and 0 * NaN would be NaN. For visible ones dS itself is NaN.
-        for (int64_t i = 0; i < key_size; ++i) {
-            space.finite_keys[i] = space.keys[i] * 0.0f == 0.0f ? space.keys[i] : 0.0f;
-        }
+    for (int64_t block = 0; block * kKeyBlock < call.seqlen_k; ++block) {
+        space.last_tile[block] = is_whole ? live_tiles(problem, item, block).last : item.tile_end;
     }
-    std::memset(space.key_sums, 0, static_cast<size_t>(key_size) * sizeof(float));
-    std::memset(space.value_sums, 0, static_cast<size_t>(value_size) * sizeof(float));
+    finish_blocks(problem, item, space, item.tile_begin - 1);  // those that no row sees
     const int64_t group = call.num_heads_q / call.num_heads_k;
-    for (int64_t head = item.key_head * group; head < (item.key_head + 1) * group; ++head) {
-        for (int64_t index = item.tile_begin; index < item.tile_end; ++index) {
-            backward_tile(problem, item, make_tile(problem, item, head, index), space,
-                          is_finite ? space.keys : space.finite_keys);
+    for (int64_t index = item.tile_begin; index < item.tile_end; ++index) {
+        for (int64_t head = item.key_head * group; head < (item.key_head + 1) * group; ++head) {
+            backward_tile(problem, item, make_tile(problem, item, head, index), space);
         }
-    }
-    if (is_whole) {
-        write_key_gradients(problem, item, space);
+        finish_blocks(problem, item, space, index);
     }
 }
 
@@ -369,10 +411,10 @@ void add_parts(const FlashProblem& problem, const FlashItem* items, int64_t num_
         std::memset(workspace, 0, static_cast<size_t>(stride) * sizeof(float));
         for (int64_t i = 0; i < num_items; ++i) {
             const FlashItem& item = items[i];
-            if (key < item.chunk_begin * kChunk || key >= item.chunk_end * kChunk) {
+            if (key < item.block_begin * kKeyBlock || key >= item.block_end * kKeyBlock) {
                 continue;
             }
-            const float* const row = item.*part + (key - item.chunk_begin * kChunk) * stride;
+            const float* const row = item.*part + (key - item.block_begin * kKeyBlock) * stride;
             for (int64_t d = 0; d < padded(channels); d += kLanes) {
                 store(workspace + d, load(workspace + d, Whole{}) + load(row + d, Whole{}), Whole{});
             }

@@ -128,18 +128,4 @@ std::vector<int64_t> MaskClasses::chunks_per_group(int64_t group_rows, int64_t s
     return counts;
 }
 
-void MaskClasses::widen(RowRange rows, int64_t& begin, int64_t& end) const {
-    const auto num_chunks = static_cast<int64_t>(some_begin_.size()) - 1;
-    for (int64_t chunk = 0; chunk < num_chunks; ++chunk) {
-        const auto c = static_cast<size_t>(chunk);
-        for (int32_t i = some_begin_[c]; i < some_begin_[c + 1]; ++i) {
-            const RowRange seen = some_[static_cast<size_t>(i)];
-            if (seen.begin < rows.end && rows.begin < seen.end) {
-                begin = std::min(begin, chunk);
-                end = std::max(end, chunk + 1);
-            }
-        }
-    }
-}
-
 }  // namespace oarlock

@@ -17,8 +17,8 @@ class MaskClasses {
     // Visible (group of `group_rows` rows, chunk) pairs of each group.
     std::vector<int64_t> chunks_per_group(int64_t group_rows, int64_t seqlen_q) const;
 
-    // Widens [begin, end) to all chunks of which some row in `rows` sees a key.
-    void widen(RowRange rows, int64_t& begin, int64_t& end) const;
+    // No row outside of hulls()[b] sees a key of block b.
+    const std::vector<RowRange>& hulls() const { return hull_; }
 
   private:
     void add_chunk(const oarlock_column_mask& mask, int64_t index, int64_t key_begin);

@@ -13,20 +13,24 @@ struct RunningSoftmax {
 };
 
 struct ForwardSpace {
-    float* keys;     // [keys of the item][row stride of D]
-    float* values;   // [keys of the item][row stride of Dv]
-    float* rows;     // [kPanel][row stride of D or Dv]
-    float* queries;  // [kTilePanels][padded D][kPanel], times scale * log2(e)
-    float* sums;     // [kTilePanels][padded Dv][kPanel]: O^T
-    float* scores;   // [kKeyBlock][kPanel], later the probabilities
+    float* keys;      // [span][kKeyBlock][row stride of D], block b at b % span
+    float* values;    // [span][kKeyBlock][row stride of Dv]
+    int64_t* blocks;  // [span]: which block is there
+    bool* finite;     // [span]: whether its values are
+    float* rows;      // [kPanel][row stride of D or Dv]
+    float* queries;   // [kTilePanels][padded D][kPanel], times scale * log2(e)
+    float* sums;      // [kTilePanels][padded Dv][kPanel]: O^T
+    float* scores;    // [kKeyBlock][kPanel], later the probabilities
 };
 
-ForwardSpace forward_space(const FlashProblem& problem, int64_t num_chunks, Carver& carver) {
+ForwardSpace forward_space(const FlashProblem& problem, const FlashItem& item, Carver& carver) {
     const int64_t key_stride = row_stride(problem.call.head_dim);
     const int64_t value_stride = row_stride(problem.call.value_dim);
     ForwardSpace space;
-    space.keys = carver.take(num_chunks * kChunk * key_stride);
-    space.values = carver.take(num_chunks * kChunk * value_stride);
+    space.keys = carver.take(item.span * kKeyBlock * key_stride);
+    space.values = carver.take(item.span * kKeyBlock * value_stride);
+    space.blocks = reinterpret_cast<int64_t*>(carver.take(2 * item.span));
+    space.finite = reinterpret_cast<bool*>(carver.take(item.span));
     space.rows = carver.take(kPanel * larger(key_stride, value_stride));
     space.queries = carver.take(kTilePanels * padded(problem.call.head_dim) * kPanel);
     space.sums = carver.take(kTilePanels * padded(problem.call.value_dim) * kPanel);
@@ -34,9 +38,9 @@ ForwardSpace forward_space(const FlashProblem& problem, int64_t num_chunks, Carv
     return space;
 }
 
-int64_t forward_workspace(const FlashProblem& problem, int64_t num_chunks) {
+int64_t forward_workspace(const FlashProblem& problem, const FlashItem& item) {
     Carver carver = {nullptr, 0};
-    forward_space(problem, num_chunks, carver);
+    forward_space(problem, item, carver);
     return carver.used;
 }
 
@@ -54,7 +58,7 @@ struct ForwardBlock {
     float* scores;
     RunningSoftmax& softmax;
     const RowHashes& hashes;
-    bool is_finite;  // the values of the item
+    bool is_finite;  // the values
 };
 
 // Scores of a run, hidden ones -infinity, and their largest per row.
@@ -177,8 +181,40 @@ void write_forward_panel(const FlashProblem& problem, const Tile& tile, int64_t 
     write_panel(sums, factors, count, problem.out, call.dtype, tile.batch, row, tile.head, call.value_dim, buffer);
 }
 
-void forward_tile(const FlashProblem& problem, const FlashItem& item, const Tile& tile, const ForwardSpace& space,
-                  bool is_finite) {
+// The queries of a panel, transposed and scaled.
+void load_queries(const FlashProblem& problem, const Tile& tile, int64_t panel, float* rows, float* queries) {
+    const oarlock_attention& call = problem.call;
+    const int64_t row = tile.begin + panel * kPanel;
+    const int64_t count = smaller(kPanel, tile.end - row);
+    const float* source = rows;
+    int64_t stride = row_stride(call.head_dim);
+    if (is_plain(problem.query, call.dtype, call.head_dim) && count == kPanel) {
+        source = reinterpret_cast<const float*>(tensor_row(problem.query, call.dtype, tile.batch, row, tile.head).data);
+        stride = problem.query.token_stride;
+    } else {
+        stage_rows(problem.query, call.dtype, tile.batch, row, tile.head, count, kPanel, call.head_dim, rows);
+    }
+    transpose_to_panel(source, stride, padded(call.head_dim), call.scale * kLog2E, queries);
+}
+
+// Brings a block of keys and values into its place; returns that.
+int64_t stage_block(const FlashProblem& problem, const FlashItem& item, int64_t block, const ForwardSpace& space) {
+    const oarlock_attention& call = problem.call;
+    const int64_t place = block % item.span;
+    if (space.blocks[place] != block) {
+        const int64_t key = block * kKeyBlock;
+        const int64_t count = smaller(kKeyBlock, call.seqlen_k - key);
+        const int64_t padded_count = round_up(count, kChunk);
+        stage_rows(problem.key, call.dtype, item.batch, key, item.key_head, count, padded_count, call.head_dim,
+                   space.keys + place * kKeyBlock * row_stride(call.head_dim));
+        space.finite[place] = stage_rows(problem.value, call.dtype, item.batch, key, item.key_head, count, padded_count,
+                                         call.value_dim, space.values + place * kKeyBlock * row_stride(call.value_dim));
+        space.blocks[place] = block;
+    }
+    return place;
+}
+
+void forward_tile(const FlashProblem& problem, const FlashItem& item, const Tile& tile, const ForwardSpace& space) {
     const oarlock_attention& call = problem.call;
     const int64_t query_size = padded(call.head_dim) * kPanel;
     const int64_t sums_size = padded(call.value_dim) * kPanel;
@@ -186,11 +222,7 @@ void forward_tile(const FlashProblem& problem, const FlashItem& item, const Tile
     RunningSoftmax softmax[kTilePanels];
     RowHashes hashes;
     for (int64_t panel = 0; panel < num_panels; ++panel) {
-        const int64_t row = tile.begin + panel * kPanel;
-        stage_rows(problem.query, call.dtype, tile.batch, row, tile.head, smaller(kPanel, tile.end - row), kPanel,
-                   call.head_dim, space.rows);
-        transpose_to_panel(space.rows, row_stride(call.head_dim), padded(call.head_dim), call.scale * kLog2E,
-                           space.queries + panel * query_size);
+        load_queries(problem, tile, panel, space.rows, space.queries + panel * query_size);
         for (int64_t i = 0; i < kPanel; ++i) {
             softmax[panel].top[i] = -kInfinity;
             softmax[panel].sums[i] = 0.0f;
@@ -200,19 +232,20 @@ void forward_tile(const FlashProblem& problem, const FlashItem& item, const Tile
     if (call.dropout_threshold > 0) {
         hashes.fill(call, tile);
     }
-
-    const int64_t key_stride = row_stride(call.head_dim);
-    const int64_t value_stride = row_stride(call.value_dim);
     BlockClasses classes;
-    for (int64_t block = item.chunk_begin / kChunksPerBlock; block * kChunksPerBlock < item.chunk_end; ++block) {
-        classify(tile, block, item.chunk_begin, item.chunk_end, call.seqlen_k, classes);
-        const int64_t first_key = block * kKeyBlock;
-        const int64_t staged_key = first_key - item.chunk_begin * kChunk;  // negative in the first block, perhaps
+    for (int64_t block = item.block_begin; block < item.block_end; ++block) {
+        classify(tile, block, call.seqlen_k, classes);
+        if (classes.any == 0) {
+            continue;
+        }
+        const int64_t place = stage_block(problem, item, block, space);
         for (int64_t panel = 0; panel < num_panels; ++panel) {
             if (panel_bits(classes.any, panel) != 0) {
-                forward_block({problem, tile, classes, panel, first_key, space.keys + staged_key * key_stride,
-                               space.values + staged_key * value_stride, space.queries + panel * query_size,
-                               space.sums + panel * sums_size, space.scores, softmax[panel], hashes, is_finite});
+                forward_block({problem, tile, classes, panel, block * kKeyBlock,
+                               space.keys + place * kKeyBlock * row_stride(call.head_dim),
+                               space.values + place * kKeyBlock * row_stride(call.value_dim),
+                               space.queries + panel * query_size, space.sums + panel * sums_size, space.scores,
+                               softmax[panel], hashes, space.finite[place]});
             }
         }
     }
@@ -222,20 +255,15 @@ void forward_tile(const FlashProblem& problem, const FlashItem& item, const Tile
 }
 
 void forward(const FlashProblem& problem, const FlashItem& item, float* workspace) {
-    const oarlock_attention& call = problem.call;
     Carver carver = {workspace, 0};
-    const ForwardSpace space = forward_space(problem, item.chunk_end - item.chunk_begin, carver);
-    const int64_t first_key = item.chunk_begin * kChunk;
-    const int64_t num_keys = smaller(item.chunk_end * kChunk, call.seqlen_k) - first_key;
-    const int64_t padded_keys = (item.chunk_end - item.chunk_begin) * kChunk;
-    stage_rows(problem.key, call.dtype, item.batch, first_key, item.key_head, num_keys, padded_keys, call.head_dim,
-               space.keys);
-    const bool is_finite = stage_rows(problem.value, call.dtype, item.batch, first_key, item.key_head, num_keys,
-                                      padded_keys, call.value_dim, space.values);
-    const int64_t group = call.num_heads_q / call.num_heads_k;
-    for (int64_t head = item.key_head * group; head < (item.key_head + 1) * group; ++head) {
-        for (int64_t index = item.tile_begin; index < item.tile_end; ++index) {
-            forward_tile(problem, item, make_tile(problem, item, head, index), space, is_finite);
+    const ForwardSpace space = forward_space(problem, item, carver);
+    for (int64_t i = 0; i < item.span; ++i) {
+        space.blocks[i] = -1;
+    }
+    const int64_t group = problem.call.num_heads_q / problem.call.num_heads_k;
+    for (int64_t index = item.tile_begin; index < item.tile_end; ++index) {
+        for (int64_t head = item.key_head * group; head < (item.key_head + 1) * group; ++head) {
+            forward_tile(problem, item, make_tile(problem, item, head, index), space);
         }
     }
 }

@@ -62,39 +62,68 @@ OARLOCK_INLINE void store_sums(const Sums<kVectors>& c, float* target, int64_t s
     }
 }
 
-// c += A(., k) B[k]. A(row, k) is a[row * stride + k], or a[row + k * stride] with kRowsAdjacent.
-template <int kVectors, bool kRowsAdjacent>
-OARLOCK_INLINE void add_outer(Sums<kVectors>& c, const float* a, int64_t stride, const float* b) {
-    Floats b_vectors[kVectors];
+template <int kVectors>
+OARLOCK_INLINE void load_b(Floats (&b)[kVectors], const float* source) {
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) {
-        b_vectors[v] = load(b + v * kLanes, Whole{});
+        b[v] = load(source + v * kLanes, Whole{});
     }
+}
+
+template <int kVectors>
+OARLOCK_INLINE void add_row(Floats (&c)[kVectors], float a, const Floats (&b)[kVectors]) {
+    const Floats a_everywhere = splat(a);
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) {
+        c[v] += a_everywhere * b[v];
+    }
+}
+
+// c += sum over k < depth of A(., k) B[k] with A(row, k) = a[row * a_stride + k].
+template <int kVectors>
+OARLOCK_INLINE void add_product(Sums<kVectors>& c, const float* a, int64_t a_stride, const float* b, int64_t b_stride,
+                                int64_t depth) {
+    const float* rows[kRows];
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
-        const Floats a_everywhere = splat(a[kRowsAdjacent ? r : r * stride]);
+        rows[r] = a + r * a_stride;
+        // Hides where the pointer comes from: the compiler would keep one more register for every row and step.
+        __asm__("" : "+r"(rows[r]));
+    }
+    int64_t k = 0;
+    for (; k + 4 <= depth; k += 4) {
 #pragma GCC unroll 4
-        for (int v = 0; v < kVectors; ++v) {
-            c.at[r][v] += a_everywhere * b_vectors[v];
+        for (int i = 0; i < 4; ++i, b += b_stride) {
+            Floats b_vectors[kVectors];
+            load_b(b_vectors, b);
+#pragma GCC unroll 8
+            for (int r = 0; r < kRows; ++r) {
+                add_row(c.at[r], rows[r][k + i], b_vectors);
+            }
+        }
+    }
+    for (; k < depth; ++k, b += b_stride) {
+        Floats b_vectors[kVectors];
+        load_b(b_vectors, b);
+#pragma GCC unroll 8
+        for (int r = 0; r < kRows; ++r) {
+            add_row(c.at[r], rows[r][k], b_vectors);
         }
     }
 }
 
-template <int kVectors, bool kRowsAdjacent>
-OARLOCK_INLINE void add_product(Sums<kVectors>& c, const float* a, int64_t a_stride, const float* b, int64_t b_stride,
-                                int64_t depth) {
-    const int64_t a_step = kRowsAdjacent ? a_stride : 1;
-    int64_t k = 0;
-    for (; k + 4 <= depth; k += 4) {
+// The same with A(row, k) = a[k * a_stride + row].
+template <int kVectors>
+OARLOCK_INLINE void add_transposed_product(Sums<kVectors>& c, const float* a, int64_t a_stride, const float* b,
+                                           int64_t b_stride, int64_t depth) {
 #pragma GCC unroll 4
-        for (int i = 0; i < 4; ++i) {
-            add_outer<kVectors, kRowsAdjacent>(c, a + i * a_step, a_stride, b + i * b_stride);
+    for (int64_t k = 0; k < depth; ++k, a += a_stride, b += b_stride) {
+        Floats b_vectors[kVectors];
+        load_b(b_vectors, b);
+#pragma GCC unroll 8
+        for (int r = 0; r < kRows; ++r) {
+            add_row(c.at[r], a[r], b_vectors);
         }
-        a += 4 * a_step;
-        b += 4 * b_stride;
-    }
-    for (; k < depth; ++k, a += a_step, b += b_stride) {
-        add_outer<kVectors, kRowsAdjacent>(c, a, a_stride, b);
     }
 }
 

@@ -150,22 +150,44 @@ OARLOCK_INLINE void write_row(const TensorRow& row, int64_t size, const float* s
     }
 }
 
+OARLOCK_INLINE bool is_plain(const oarlock_vectors& tensor, int32_t dtype, int64_t size) {
+    return dtype == OARLOCK_FLOAT32 && tensor.dim_stride == 1 && size == padded(size);
+}
+
 // Copies `count` rows to `stride` floats each, zero padded to padded(size) channels and to `padded_count` rows. Returns
 // whether all of it is finite.
 bool stage_rows(const oarlock_vectors& tensor, int32_t dtype, int64_t batch, int64_t token, int64_t head, int64_t count,
                 int64_t padded_count, int64_t size, float* target) {
+    constexpr int64_t kAhead = 8;  // rows; they may lie a page apart, where the hardware does not prefetch
     const int64_t stride = row_stride(size);
     const int64_t width = padded(size);
+    const bool plain = is_plain(tensor, dtype, size);
     Floats zero_or_nan = {};
     for (int64_t i = 0; i < count; ++i, target += stride) {
-        read_row(tensor_row(tensor, dtype, batch, token + i, head), size, target);
-        std::memset(target + size, 0, static_cast<size_t>(width - size) * sizeof(float));
+        const TensorRow row = tensor_row(tensor, dtype, batch, token + i, head);
+        if (plain) {
+            const auto* source = reinterpret_cast<const float*>(row.data);
+            const float* const ahead = source + smaller(kAhead, count - 1 - i) * tensor.token_stride;
+            for (int64_t d = 0; d < width; d += kLanes) {
+                const Floats values = load(source + d, Whole{});
+                store(target + d, values, Whole{});
+                zero_or_nan += values * 0.0f;
+                __builtin_prefetch(ahead + d);
+            }
+            continue;
+        }
+        read_row(row, size, target);
+        for (int64_t d = size; d < width; ++d) {
+            target[d] = 0.0f;
+        }
         for (int64_t d = 0; d < width; d += kLanes) {
             zero_or_nan += load(target + d, Whole{}) * 0.0f;
         }
     }
     for (int64_t i = count; i < padded_count; ++i, target += stride) {
-        std::memset(target, 0, static_cast<size_t>(width) * sizeof(float));
+        for (int64_t d = 0; d < width; d += kLanes) {
+            store(target + d, Floats{}, Whole{});
+        }
     }
     return sum_of_lanes(zero_or_nan) == 0.0f;
 }
@@ -222,6 +244,11 @@ void write_panel(const float* panel, const float* factors, int64_t count, const 
                  int64_t batch, int64_t token, int64_t head, int64_t size, float* buffer) {
     const int64_t stride = row_stride(size);
     for (int64_t row = 0; row < count; row += 4) {
+        if (is_plain(tensor, dtype, size) && row + 4 <= count) {
+            auto* target = reinterpret_cast<float*>(tensor_row(tensor, dtype, batch, token + row, head).data);
+            transpose_from_panel(panel, row, factors, size, target, tensor.token_stride);
+            continue;
+        }
         transpose_from_panel(panel, row, factors, padded(size), buffer, stride);
         for (int64_t i = 0; i < smaller(4, count - row); ++i) {
             write_row(tensor_row(tensor, dtype, batch, token + row + i, head), size, buffer + i * stride);

@@ -40,6 +40,36 @@ std::vector<GroupMask> masks_of(const oarlock_attention& call, int64_t batch, in
     return masks;
 }
 
+// The blocks of keys that the item needs.
+void set_blocks(FlashItem& item, const std::vector<GroupMask>& group, const std::vector<MaskClasses>& masks,
+                int64_t tile_rows) {
+    const auto num_blocks = static_cast<int64_t>(masks[group[0].index].hulls().size());
+    std::vector<int64_t> first_live(static_cast<size_t>(item.tile_end - item.tile_begin), num_blocks);
+    item.block_begin = num_blocks;
+    for (int64_t block = 0; block < num_blocks; ++block) {
+        RowRange hull = {INT32_MAX, 0};
+        for (const GroupMask& mask : group) {
+            const RowRange rows = masks[mask.index].hulls()[static_cast<size_t>(block)];
+            hull = {std::min(hull.begin, rows.begin), std::max(hull.end, rows.end)};
+        }
+        if (hull.begin >= hull.end) {
+            continue;
+        }
+        const int64_t first = std::max(hull.begin / tile_rows, item.tile_begin);
+        const int64_t last = std::min((hull.end - 1) / tile_rows, item.tile_end - 1);
+        for (int64_t tile = first; tile <= last; ++tile) {
+            int64_t& oldest = first_live[static_cast<size_t>(tile - item.tile_begin)];
+            oldest = std::min(oldest, block);
+            item.span = std::max(item.span, block + 1 - oldest);
+        }
+        if (first <= last) {
+            item.block_begin = std::min(item.block_begin, block);
+            item.block_end = block + 1;
+        }
+    }
+    item.block_begin = std::min(item.block_begin, item.block_end);
+}
+
 }  // namespace
 
 Schedule make_schedule(const oarlock_attention& call, const std::vector<MaskClasses>& masks,
@@ -90,17 +120,8 @@ Schedule make_schedule(const oarlock_attention& call, const std::vector<MaskClas
     }
     schedule.first_item.push_back(schedule.items.size());
 
-    const int64_t num_chunks = (call.seqlen_k + kChunk - 1) / kChunk;
     for (FlashItem& item : schedule.items) {
-        const RowRange rows = {
-            static_cast<int32_t>(item.tile_begin * kernels.tile_rows),
-            static_cast<int32_t>(std::min(item.tile_end * kernels.tile_rows, call.seqlen_q)),
-        };
-        item.chunk_begin = num_chunks;
-        for (const GroupMask& mask : masks_of(call, item.batch, item.key_head)) {
-            masks[mask.index].widen(rows, item.chunk_begin, item.chunk_end);
-        }
-        item.chunk_begin = std::min(item.chunk_begin, item.chunk_end);
+        set_blocks(item, masks_of(call, item.batch, item.key_head), masks, kernels.tile_rows);
     }
     schedule.by_cost.resize(schedule.items.size());
     std::iota(schedule.by_cost.begin(), schedule.by_cost.end(), size_t{0});

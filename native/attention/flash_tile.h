@@ -41,6 +41,25 @@ OARLOCK_INLINE Tile make_tile(const FlashProblem& problem, const FlashItem& item
             block_mask};
 }
 
+// The tiles of an item that may see a key of the block, first to last; first > last: none. They include all that do.
+struct TileRange {
+    int64_t first;
+    int64_t last;
+};
+
+OARLOCK_INLINE TileRange live_tiles(const FlashProblem& problem, const FlashItem& item, int64_t block) {
+    const int64_t group = problem.call.num_heads_q / problem.call.num_heads_k;
+    TileRange live = {item.tile_end, item.tile_begin - 1};
+    for (int64_t head = item.key_head * group; head < (item.key_head + 1) * group; ++head) {
+        const RowRange hull = make_tile(problem, item, head, 0).mask->hull[block];
+        if (hull.begin < hull.end) {
+            live.first = smaller(live.first, larger(hull.begin / kTileRows, item.tile_begin));
+            live.last = larger(live.last, smaller((hull.end - 1) / kTileRows, item.tile_end - 1));
+        }
+    }
+    return live;
+}
+
 // Bit v of some[c]: vector v of the tile has a row that sees a key of chunk c of the block; of all[c]: all its rows see
 // all keys. The bits of rows beyond the last one do not matter.
 struct BlockClasses {
@@ -63,27 +82,25 @@ OARLOCK_INLINE uint32_t kept_vectors(const Tile& tile, int64_t block, int64_t se
     return kept;
 }
 
-// Of the chunks [chunk_begin, chunk_end) in the block.
-void classify(const Tile& tile, int64_t block, int64_t chunk_begin, int64_t chunk_end, int64_t seqlen_k,
-              BlockClasses& classes) {
+void classify(const Tile& tile, int64_t block, int64_t seqlen_k, BlockClasses& classes) {
     classes.any = 0;
-    const RowRange hull = tile.mask->hull[block];
-    if (hull.begin >= tile.end || hull.end <= tile.begin) {
+    const ClassTable& mask = *tile.mask;
+    if (mask.hull[block].begin >= tile.end || mask.hull[block].end <= tile.begin) {
         return;
     }
     const uint32_t kept = tile.block_mask == nullptr ? ~uint32_t{0} : kept_vectors(tile, block, seqlen_k);
-    const int64_t first = block * kChunksPerBlock;
+    const int64_t num_chunks = round_up(seqlen_k, kChunk) / kChunk;
     for (int64_t c = 0; c < kChunksPerBlock; ++c) {
+        const int64_t chunk = block * kChunksPerBlock + c;
         uint32_t some = 0;
         uint32_t all = 0;
-        if (first + c >= chunk_begin && first + c < chunk_end) {
-            const ClassTable& mask = *tile.mask;
-            for (int32_t i = mask.some_begin[first + c]; i < mask.some_begin[first + c + 1]; ++i) {
+        if (chunk < num_chunks) {
+            for (int32_t i = mask.some_begin[chunk]; i < mask.some_begin[chunk + 1]; ++i) {
                 const int64_t begin = larger(mask.some[i].begin, tile.begin) - tile.begin;
                 const int64_t end = smaller(mask.some[i].end, tile.end) - tile.begin;
                 some |= begin < end ? bits_between(begin / kLanes, (end - 1) / kLanes + 1) : 0;
             }
-            for (int32_t i = mask.all_begin[first + c]; i < mask.all_begin[first + c + 1]; ++i) {
+            for (int32_t i = mask.all_begin[chunk]; i < mask.all_begin[chunk + 1]; ++i) {
                 const int64_t begin = larger(mask.all[i].begin, tile.begin) - tile.begin;
                 const int64_t end = mask.all[i].end >= tile.end ? kTileRows : mask.all[i].end - tile.begin;
                 all |= end > 0 ? bits_between((begin + kLanes - 1) / kLanes, end / kLanes) : 0;
@@ -177,7 +194,7 @@ __attribute__((noinline)) void scores(int64_t num_keys, const float* keys, int64
     for (int64_t key = 0; key < num_keys; key += kRows, keys += kRows * stride, values += kRows * kPanel) {
         Sums<kVectors> c;
         set_zero(c);
-        add_product<kVectors, false>(c, keys, stride, queries, kPanel, depth);
+        add_product<kVectors>(c, keys, stride, queries, kPanel, depth);
         store_sums(c, values, kPanel);
         if (top == nullptr) {
             continue;
@@ -210,7 +227,7 @@ __attribute__((noinline)) void add_weighted(int64_t num_keys, const float* value
                 }
             }
         }
-        add_product<kVectors, true>(c, values, stride, weights, kPanel, num_keys);
+        add_transposed_product<kVectors>(c, values, stride, weights, kPanel, num_keys);
         store_sums(c, sums, kPanel);
     }
 }
