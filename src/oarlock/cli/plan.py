@@ -92,10 +92,8 @@ def _read_data(config: "TrainConfig") -> tuple[int, float]:
     from oarlock.train.data import PackedLoader
 
     data = prepare_data(config.data, config.model)
-    length = config.data.sequence_length
-    packing = PackedLoader(data.train, length, config.train.batch_size, config.train.seed).packing
-    pieces = packing.lengths.astype(float)
-    return data.vocab_size, float((pieces * (pieces + 1) / 2).sum()) / (packing.num_rows * length)
+    loader = PackedLoader(data.train, config.data.sequence_length, config.train.batch_size, config.train.seed)
+    return data.vocab_size, loader.packing.mean_visible
 
 
 def plan_text(plan: "Estimate", config: "TrainConfig", model_type: str) -> str:

@@ -20,8 +20,8 @@ from oarlock.ops.precision import autocast_dtype, compute_dtype, without_autocas
 
 Reduction = Literal["sum", "mean", "none"]
 
-# Largest chunk of logits, in elements: 128 MiB of float32.
-_CHUNK_ELEMENTS = 2**25
+# Tokens of a chunk by default, and its most logits: 128 MiB of float32.
+CHUNK_TOKENS, CHUNK_ELEMENTS = 512, 2**25
 
 
 def linear_cross_entropy(
@@ -31,7 +31,7 @@ def linear_cross_entropy(
     *,
     ignore_index: int = -100,
     reduction: Reduction = "mean",
-    chunk: int = 512,
+    chunk: int = CHUNK_TOKENS,
 ) -> Tensor:
     """loss_n = logsumexp(z_n) - z_n[target_n] with z = hidden · weightᵀ, for the tokens whose target is not ignored.
 
@@ -60,7 +60,7 @@ def linear_cross_entropy(
     dtype = autocast_dtype(hidden)
     kept = targets != ignore_index
     rows = None if bool(kept.all()) else kept.nonzero().squeeze(1)
-    plan = _Plan(reduction, min(chunk, max(1, _CHUNK_ELEMENTS // weight.shape[0])), rows, torch.is_grad_enabled())
+    plan = _Plan(reduction, min(chunk, max(1, CHUNK_ELEMENTS // weight.shape[0])), rows, torch.is_grad_enabled())
     return _LinearCrossEntropy.apply(hidden.to(dtype), weight.to(dtype), targets, plan)
 
 

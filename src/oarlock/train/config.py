@@ -50,8 +50,6 @@ class ModelConfig:
     """Experts that each token is sent to."""
     moe_intermediate_size: int = 256
     """Width of one expert."""
-    init_scale: float = 1.0
-    """Multiplies the standard deviation of the initial weights of the blocks."""
 
 
 @dataclass(frozen=True, kw_only=True)

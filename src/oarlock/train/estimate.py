@@ -13,13 +13,13 @@ from dataclasses import dataclass
 import torch
 
 from oarlock.models import Decoder, DecoderConfig
+from oarlock.ops.cross_entropy import CHUNK_ELEMENTS, CHUNK_TOKENS
 from oarlock.train.config import TrainConfig
 from oarlock.train.optim import Muon, build_optimizers
 
 __all__ = ["Estimate", "Memory", "Parameters", "estimate"]
 
 _FP32, _BF16, _INT64 = 4, 2, 8
-_LOSS_CHUNK_TOKENS, _LOSS_CHUNK_ELEMENTS = 512, 2**25  # of ops.linear_cross_entropy
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ def _memory(config: TrainConfig, architecture: DecoderConfig, model: Decoder, *,
 
     head = architecture.vocab_size * architecture.hidden_size * _FP32
     ahead = num_tokens * architecture.hidden_size * _FP32 + head
-    chunk = min(_LOSS_CHUNK_TOKENS, max(1, _LOSS_CHUNK_ELEMENTS // architecture.vocab_size), num_tokens)
+    chunk = min(CHUNK_TOKENS, max(1, CHUNK_ELEMENTS // architecture.vocab_size), num_tokens)
     logits = chunk * (architecture.vocab_size + (4 if half else 3) * architecture.hidden_size) * _FP32
     casts_of_head = head * 3 // 2 if half else 0
 
@@ -199,7 +199,6 @@ def _memory(config: TrainConfig, architecture: DecoderConfig, model: Decoder, *,
 
 def _outer_bytes(architecture: DecoderConfig) -> int:
     """Per token, outside the layers: input and output of the final norm, its 1/rms, the RoPE tables."""
-    assert architecture.head_dim is not None
     return (2 * architecture.hidden_size + 1 + architecture.head_dim) * _FP32
 
 
@@ -208,8 +207,6 @@ class _LayerBytes:
 
     def __init__(self, architecture: DecoderConfig, index: int, half: bool) -> None:
         c = architecture
-        assert c.head_dim is not None
-        assert c.num_key_value_heads is not None
         width, queries, keys = c.hidden_size, c.num_attention_heads, c.num_key_value_heads
         size = _BF16 if half else _FP32
         # A linear layer under autocast keeps its own cast of the input; in fp32 all share the norm's output.

@@ -210,9 +210,7 @@ class Trainer:
         mask = batch_mask(batch, self.device)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.train.dtype == "bf16"):
             loss_sum = summed_loss(self.model, batch, mask)
-            objective = loss_sum / num_targets
-            if (auxiliary := self.model.auxiliary_loss()) is not None:
-                objective = objective + auxiliary * (batch.num_targets / num_targets)
+            objective = (loss_sum + self.model.auxiliary_loss() * batch.num_targets) / num_targets
         objective.backward()
         mean_visible = mask.density * batch.input_ids.shape[1]
         return loss_sum.item(), self.model.flops_per_token(mean_visible) * batch.input_ids.numel()
@@ -231,18 +229,12 @@ class Trainer:
         """Optimizer steps that a budget of FLOPs pays for, by the mask of the first epoch's packing."""
         sequences = self.config.train.batch_size * self.config.train.accumulation * self.num_ranks
         length = self.config.data.sequence_length
-        per_step = self.model.flops_per_token(self._mask_density() * length) * sequences * length
+        per_step = self.model.flops_per_token(self.loader.packing.mean_visible) * sequences * length
         return max(1, int(budget / per_step))
-
-    def _mask_density(self) -> float:
-        """Share of S x S that the epoch's documents see: each of L tokens sees itself and those before."""
-        packing = self.loader.packing
-        lengths = packing.lengths.astype(float)
-        return float((lengths * (lengths + 1) / 2).sum()) / (packing.num_rows * packing.seq_len**2)
 
     def _announce(self, progress: Progress) -> None:
         packing = self.loader.packing.report
-        density = self._mask_density()
+        density = self.loader.packing.mean_visible / self.config.data.sequence_length
         count = self.model.num_parameters()
         progress.note(f"model     {self.model.config.model_type}, {format_count(count)} parameters, on {self.device}")
         progress.note(f"data      {format_count(self.data.train.num_targets)} tokens, {packing}")

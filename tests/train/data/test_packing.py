@@ -53,6 +53,8 @@ def test_rows_hold_at_most_a_sequence_and_cut_only_what_is_longer(num_tokens: li
     assert report.num_documents == len(num_tokens)
     assert report.fill == pytest.approx(file.num_targets / (len(rows) * seq_len))
     assert report.pieces_per_sequence == pytest.approx(pieces / len(rows))
+    visible = sum(i + 1 for row in rows for length in row for i in range(length))
+    assert packing.mean_visible == pytest.approx(visible / (len(rows) * seq_len))
     if len(rows) > 1:  # no two rows could be one
         assert sum(sorted(row.sum() for row in rows)[:2]) > seq_len
 

@@ -62,6 +62,12 @@ class Packing:
         return len(self.row_offsets) - 1
 
     @property
+    def mean_visible(self) -> float:
+        """Keys that a token of a row sees on average: itself and those before it in its piece; padding sees none."""
+        lengths = self.lengths.astype(float)
+        return float((lengths * (lengths + 1) / 2).sum()) / (self.num_rows * self.seq_len)
+
+    @property
     def report(self) -> PackingReport:
         """Fill, documents per sequence, documents cut."""
         return PackingReport(
