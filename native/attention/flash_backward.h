@@ -123,6 +123,7 @@ struct BackwardTile {
     alignas(64) float lse[kTileRows];    // in base 2; +infinity for rows without keys and beyond the last row
     alignas(64) float delta[kTileRows];  // times scale
     RowHashes hashes;
+    Prefetch prefetch;
 };
 
 OARLOCK_INLINE float dot(const float* a, const float* b, int64_t padded_size) {
@@ -188,8 +189,8 @@ struct BackwardKeys {
 };
 
 // P, dS and dQ of one panel and a run of chunks.
-OARLOCK_INLINE void backward_run(const BackwardTile& t, const BackwardKeys& block, const BlockClasses& classes,
-                                 int64_t panel, const Run& run) {
+OARLOCK_INLINE void backward_run(BackwardTile& t, const BackwardKeys& block, const BlockClasses& classes, int64_t panel,
+                                 const Run& run) {
     const oarlock_attention& call = t.problem.call;
     const int64_t key_stride = row_stride(call.head_dim);
     const int64_t value_stride = row_stride(call.value_dim);
@@ -201,9 +202,11 @@ OARLOCK_INLINE void backward_run(const BackwardTile& t, const BackwardKeys& bloc
     float* const slopes = t.space.slopes + (panel * kKeyBlock + first_key) * kPanel;
     with_vectors(run.last - run.first, [&](auto n) {
         scores<n.value>(num_keys, block.keys + first_key * key_stride, key_stride,
-                        t.space.queries + row * padded(call.head_dim) + lane, call.head_dim, weights + lane, nullptr);
+                        t.space.queries + row * padded(call.head_dim) + lane, call.head_dim, weights + lane, nullptr,
+                        t.prefetch);
         scores<n.value>(num_keys, block.values + first_key * value_stride, value_stride,
-                        t.space.grads + row * padded(call.value_dim) + lane, call.value_dim, slopes + lane, nullptr);
+                        t.space.grads + row * padded(call.value_dim) + lane, call.value_dim, slopes + lane, nullptr,
+                        t.prefetch);
         if (call.dropout_threshold > 0) {
             slopes_of_dropped(num_keys, n.value, weights + lane, slopes + lane, t.lse + row + lane,
                               t.delta + row + lane, t.hashes, row + lane, block.first_key + first_key,
@@ -226,7 +229,7 @@ OARLOCK_INLINE void backward_run(const BackwardTile& t, const BackwardKeys& bloc
     with_vectors(run.last - run.first, [&](auto n) {
         add_weighted<n.value>(num_keys, block.finite_keys + first_key * key_stride, key_stride, slopes + lane,
                               round_up(call.head_dim, kRows), t.space.query_sums + row * padded(call.head_dim) + lane,
-                              nullptr);
+                              nullptr, t.prefetch);
     });
 }
 
@@ -244,7 +247,7 @@ OARLOCK_INLINE void add_key_gradients(int64_t num_keys, const float* a, int64_t 
     }
 }
 
-void backward_block(const BackwardTile& t, const BackwardKeys& block, const BlockClasses& classes) {
+void backward_block(BackwardTile& t, const BackwardKeys& block, const BlockClasses& classes) {
     const oarlock_attention& call = t.problem.call;
     uint32_t computed[kChunksPerBlock] = {};  // vectors of the tile
     for (int64_t panel = 0; panel < t.num_panels; ++panel) {
@@ -328,8 +331,14 @@ BackwardKeys stage_keys(const FlashProblem& problem, const FlashItem& item, cons
 
 void backward_tile(const FlashProblem& problem, const FlashItem& item, const Tile& tile, const BackwardSpace& space) {
     const oarlock_attention& call = problem.call;
-    BackwardTile t = {problem, tile, space, (tile.end - tile.begin + kPanel - 1) / kPanel, {}, {}, {}};
+    BackwardTile t = {problem, tile, space, (tile.end - tile.begin + kPanel - 1) / kPanel, {}, {}, {}, {}};
     load_tile(t);
+    const Tile next = next_tile(problem, item, tile);
+    prefetch_rows(problem, problem.query, next, call.head_dim, t.prefetch);
+    prefetch_rows(problem, problem.grad_out, next, call.value_dim, t.prefetch);
+    prefetch_rows(problem, problem.out, next, call.value_dim, t.prefetch);
+    prefetch_keys(problem, item, tile, next, t.prefetch);
+    prefetch_rows(problem, problem.grad_query, tile, call.head_dim, t.prefetch);
     BlockClasses classes;
     for (int64_t block = item.block_begin; block < item.block_end; ++block) {
         classify(tile, block, call.seqlen_k, classes);

@@ -59,6 +59,7 @@ struct ForwardBlock {
     RunningSoftmax& softmax;
     const RowHashes& hashes;
     bool is_finite;  // the values
+    Prefetch& prefetch;
 };
 
 // Scores of a run, hidden ones -infinity, and their largest per row.
@@ -75,7 +76,7 @@ OARLOCK_INLINE void score_run(const ForwardBlock& b, const Run& run, float* top)
         float* const values = b.scores + begin * kChunk * kPanel;
         with_vectors(run.last - run.first, [&](auto n) {
             scores<n.value>((end - begin) * kChunk, b.keys + begin * kChunk * stride, stride, b.queries + shift,
-                            call.head_dim, values + shift, partial == 0 ? top + shift : nullptr);
+                            call.head_dim, values + shift, partial == 0 ? top + shift : nullptr, b.prefetch);
         });
         if (partial != 0) {
             hide_chunk(b.tile, b.panel, partial, panel_bits(b.classes.some[begin], b.panel),
@@ -149,7 +150,7 @@ OARLOCK_INLINE void forward_block(const ForwardBlock& b) {
         if (b.is_finite) {
             with_vectors(run.last - run.first, [&](auto n) {
                 add_weighted<n.value>(num_keys, b.values + first_key * stride, stride, weights,
-                                      round_up(call.value_dim, kRows), b.sums + shift, factors + shift);
+                                      round_up(call.value_dim, kRows), b.sums + shift, factors + shift, b.prefetch);
             });
         }
         for (int64_t chunk = run.begin; chunk < run.end; ++chunk) {
@@ -232,6 +233,11 @@ void forward_tile(const FlashProblem& problem, const FlashItem& item, const Tile
     if (call.dropout_threshold > 0) {
         hashes.fill(call, tile);
     }
+    Prefetch prefetch;
+    const Tile next = next_tile(problem, item, tile);
+    prefetch_rows(problem, problem.query, next, call.head_dim, prefetch);
+    prefetch_keys(problem, item, tile, next, prefetch);
+    prefetch_rows(problem, problem.out, tile, call.value_dim, prefetch);
     BlockClasses classes;
     for (int64_t block = item.block_begin; block < item.block_end; ++block) {
         classify(tile, block, call.seqlen_k, classes);
@@ -245,7 +251,7 @@ void forward_tile(const FlashProblem& problem, const FlashItem& item, const Tile
                                space.keys + place * kKeyBlock * row_stride(call.head_dim),
                                space.values + place * kKeyBlock * row_stride(call.value_dim),
                                space.queries + panel * query_size, space.sums + panel * sums_size, space.scores,
-                               softmax[panel], hashes, space.finite[place]});
+                               softmax[panel], hashes, space.finite[place], prefetch});
             }
         }
     }

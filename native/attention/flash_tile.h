@@ -1,6 +1,7 @@
 // What of a tile of rows and a block of keys is visible: bits per vector of rows, for each chunk of keys.
 #pragma once
 
+#include "attention/flash_prefetch.h"
 #include "attention/flash_softmax.h"
 
 namespace oarlock {
@@ -58,6 +59,39 @@ OARLOCK_INLINE TileRange live_tiles(const FlashProblem& problem, const FlashItem
         }
     }
     return live;
+}
+
+// The tile after this one; none after the last: it begins at its end.
+OARLOCK_INLINE Tile next_tile(const FlashProblem& problem, const FlashItem& item, const Tile& tile) {
+    const int64_t group = problem.call.num_heads_q / problem.call.num_heads_k;
+    const int64_t index = tile.begin / kTileRows;
+    if (tile.head + 1 < (item.key_head + 1) * group) {
+        return make_tile(problem, item, tile.head + 1, index);
+    }
+    Tile next = make_tile(problem, item, item.key_head * group, smaller(index + 1, item.tile_end - 1));
+    next.end = index + 1 < item.tile_end ? next.end : next.begin;
+    return next;
+}
+
+// Asks for the blocks of keys and values that the next tile is the first one to see.
+OARLOCK_INLINE void prefetch_keys(const FlashProblem& problem, const FlashItem& item, const Tile& tile,
+                                  const Tile& next, Prefetch& prefetch) {
+    const oarlock_attention& call = problem.call;
+    for (int64_t block = item.block_begin; block < item.block_end && next.begin > tile.begin; ++block) {
+        const RowRange hull = next.mask->hull[block];
+        if (hull.begin < next.begin || hull.begin >= next.end) {
+            continue;
+        }
+        const int64_t key = block * kKeyBlock;
+        const int64_t count = smaller(kKeyBlock, call.seqlen_k - key);
+        prefetch.add(problem.key, call.dtype, item.batch, key, item.key_head, count, call.head_dim);
+        prefetch.add(problem.value, call.dtype, item.batch, key, item.key_head, count, call.value_dim);
+    }
+}
+
+OARLOCK_INLINE void prefetch_rows(const FlashProblem& problem, const oarlock_vectors& tensor, const Tile& tile,
+                                  int64_t size, Prefetch& prefetch) {
+    prefetch.add(tensor, problem.call.dtype, tile.batch, tile.begin, tile.head, tile.end - tile.begin, size);
 }
 
 // Bit v of some[c]: vector v of the tile has a row that sees a key of chunk c of the block; of all[c]: all its rows see
@@ -190,12 +224,13 @@ OARLOCK_INLINE void with_vectors(int64_t n, const Body& body) {
 // top = max(top, values) over the keys.
 template <int kVectors>
 __attribute__((noinline)) void scores(int64_t num_keys, const float* keys, int64_t stride, const float* queries,
-                                      int64_t depth, float* values, float* top) {
+                                      int64_t depth, float* values, float* top, Prefetch& prefetch) {
     for (int64_t key = 0; key < num_keys; key += kRows, keys += kRows * stride, values += kRows * kPanel) {
         Sums<kVectors> c;
         set_zero(c);
         add_product<kVectors>(c, keys, stride, queries, kPanel, depth);
         store_sums(c, values, kPanel);
+        prefetch.step();
         if (top == nullptr) {
             continue;
         }
@@ -213,7 +248,7 @@ __attribute__((noinline)) void scores(int64_t num_keys, const float* keys, int64
 // sums[channel][row] = factors[row] * sums + V^T P^T over num_keys keys; without factors, factor 1.
 template <int kVectors>
 __attribute__((noinline)) void add_weighted(int64_t num_keys, const float* values, int64_t stride, const float* weights,
-                                            int64_t channels, float* sums, const float* factors) {
+                                            int64_t channels, float* sums, const float* factors, Prefetch& prefetch) {
     for (int64_t channel = 0; channel < channels; channel += kRows, values += kRows, sums += kRows * kPanel) {
         Sums<kVectors> c;
         load_sums(c, sums, kPanel);
@@ -229,6 +264,7 @@ __attribute__((noinline)) void add_weighted(int64_t num_keys, const float* value
         }
         add_transposed_product<kVectors>(c, values, stride, weights, kPanel, num_keys);
         store_sums(c, sums, kPanel);
+        prefetch.step();
     }
 }
 
