@@ -97,17 +97,18 @@ class Muon(torch.optim.Optimizer):
             buffer.lerp_(p.grad, 1 - mu)
             looks_ahead.append(p.grad.lerp(buffer, mu).view(-1, num_rows, num_columns))
         work = torch.cat(looks_ahead)
-        if _multiplies_bf16_fast(work.device):
+        if multiplies_bf16_fast(work.device):
             work = work.bfloat16()
         updates = orthogonalise(work).to(params[0].dtype).split([g.shape[0] for g in looks_ahead])
         scale = max(1.0, num_rows / num_columns) ** 0.5
         for p, update in zip(params, updates, strict=True):
-            p.mul_(1 - group["lr"] * group["weight_decay"])
+            if group["weight_decay"]:
+                p.mul_(1 - group["lr"] * group["weight_decay"])
             p.add_(update.view_as(p), alpha=-group["lr"] * scale)
 
 
 @functools.cache
-def _multiplies_bf16_fast(device: torch.device) -> bool:
+def multiplies_bf16_fast(device: torch.device) -> bool:
     """Accelerators do; of CPUs, those with AMX tiles (a torch that cannot tell counts as one without)."""
     if device.type != "cpu":
         return True
