@@ -15,7 +15,7 @@ import torch
 from oarlock.models import Decoder, DecoderConfig
 from oarlock.ops.cross_entropy import CHUNK_ELEMENTS, CHUNK_TOKENS
 from oarlock.train.config import TrainConfig
-from oarlock.train.optim import Muon, build_optimizers
+from oarlock.train.optim import Muon, build_optimizers, multiplies_bf16_fast
 
 __all__ = ["Estimate", "Memory", "Parameters", "estimate"]
 
@@ -254,9 +254,18 @@ def _optimizer_bytes(config: TrainConfig, model: Decoder) -> tuple[int, int]:
         for p in parameters:
             shape = p.shape[-2:]
             stacks[shape] = stacks.get(shape, 0) + p.numel()
-        # Six copies of the stack and one of its Gram matrices live at once.
-        work = max(int(6 * n + n / max(shape) * min(shape)) * _FP32 for shape, n in stacks.items())
+        work = max(_muon_work(n, n * min(shape) // max(shape), config.train.device) for shape, n in stacks.items())
     return state, work
+
+
+def _muon_work(stack: int, gram: int, device: str) -> int:
+    """Working space of Muon's iteration on a stack of matrices, from the numbers in it and in its Gram matrices."""
+    ahead = stack * _FP32  # momentum and gradient mixed, alive to the end
+    if device == "auto":  # not choose_device: a plan may be for a device that is not here
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if not multiplies_bf16_fast(torch.device(device)):
+        return ahead + (3 * stack + 2 * gram) * _FP32
+    return ahead + max((3 * stack + 2 * gram) * _BF16, 2 * stack * _BF16 + stack * _FP32)
 
 
 def as_dict(plan: Estimate) -> dict[str, object]:
