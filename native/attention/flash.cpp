@@ -15,8 +15,7 @@ namespace oarlock {
 namespace {
 
 // Enough for an even end, few enough that items do not read the same keys too often.
-constexpr int64_t kForwardItemsPerThread = 4;
-constexpr int64_t kBackwardItemsPerThread = 3;
+constexpr int64_t kItemsPerThread = 2;
 constexpr int64_t kKeysPerSum = 256;
 
 bool is_valid_call(const oarlock_attention& call) {
@@ -40,7 +39,7 @@ struct Prepared {
     Schedule schedule;
 };
 
-Prepared prepare(const oarlock_attention& call, int64_t items_per_thread) {
+Prepared prepare(const oarlock_attention& call) {
     Prepared prepared;
     for (int64_t index = 0; index < call.mask.num_masks; ++index) {
         prepared.masks.emplace_back(call.mask, index);
@@ -48,7 +47,7 @@ Prepared prepare(const oarlock_attention& call, int64_t items_per_thread) {
     for (const MaskClasses& mask : prepared.masks) {
         prepared.tables.push_back(mask.table());
     }
-    prepared.schedule = make_schedule(call, prepared.masks, flash_kernels(), items_per_thread);
+    prepared.schedule = make_schedule(call, prepared.masks, flash_kernels(), kItemsPerThread);
     return prepared;
 }
 
@@ -128,7 +127,7 @@ oarlock_status oarlock_attention_forward(const oarlock_attention* call, const oa
     }
     oarlock_status status = OARLOCK_OK;
     const oarlock_status failure = oarlock::guarded([&] {
-        const oarlock::Prepared prepared = oarlock::prepare(*call, oarlock::kForwardItemsPerThread);
+        const oarlock::Prepared prepared = oarlock::prepare(*call);
         oarlock::FlashProblem problem = {};
         problem.call = *call;
         problem.query = *query;
@@ -156,7 +155,7 @@ oarlock_status oarlock_attention_backward(const oarlock_attention* call, const o
     }
     oarlock_status status = OARLOCK_OK;
     const oarlock_status failure = oarlock::guarded([&] {
-        oarlock::Prepared prepared = oarlock::prepare(*call, oarlock::kBackwardItemsPerThread);
+        oarlock::Prepared prepared = oarlock::prepare(*call);
         oarlock::assign_sums(*call, prepared.schedule);
         oarlock::FlashProblem problem = {};
         problem.call = *call;

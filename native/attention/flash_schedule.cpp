@@ -93,12 +93,13 @@ Schedule make_schedule(const oarlock_attention& call, const std::vector<MaskClas
     }
 
     Schedule schedule;
-    const int64_t target =
-        call.num_threads == 1 ? total + 1 : std::max<int64_t>(total / (call.num_threads * items_per_thread), 1);
+    // Rounded up, so that heads of equal cost stay whole if their number is a multiple of the items wanted.
+    const int64_t num_wanted = call.num_threads == 1 ? 1 : call.num_threads * items_per_thread;
+    const int64_t target = std::max<int64_t>((total + num_wanted - 1) / num_wanted, 1);
     for (int64_t pair = 0; pair < call.batch * call.num_heads_k; ++pair) {
         const Costs& costs = costs_of_head[static_cast<size_t>(pair)];
         const int64_t cost = std::accumulate(costs.begin(), costs.end(), int64_t{0});
-        const int64_t num_parts = std::clamp<int64_t>((cost + target / 2) / target, 1, num_tiles);
+        const int64_t num_parts = std::clamp<int64_t>((cost + target - 1) / target, 1, num_tiles);
         schedule.first_item.push_back(schedule.items.size());
         FlashItem item = {};
         item.batch = pair / call.num_heads_k;

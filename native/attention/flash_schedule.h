@@ -25,6 +25,7 @@ Schedule make_schedule(const oarlock_attention& call, const std::vector<MaskClas
 // body(i) once for each i < count: each thread takes the next one as soon as it is free.
 template <typename Body>
 oarlock_status run_queue(int64_t count, int32_t num_threads, const Body& body) {
+    (void)num_threads;  // without OpenMP
     std::atomic<int64_t> next{0};
     std::atomic<oarlock_status> worst{OARLOCK_OK};
 #pragma omp parallel num_threads(num_threads) if (num_threads > 1 && count > 1)
