@@ -74,20 +74,23 @@ def load(
     return model.requires_grad_(True)
 
 
-def read_config(directory: str | os.PathLike[str]) -> DecoderConfig:
-    """The DecoderConfig of a Hugging Face folder.
+def read_config(path: str | os.PathLike[str]) -> DecoderConfig:
+    """The DecoderConfig of a Hugging Face folder, or of a config.json of any name.
 
     Raises:
-        FileNotFoundError: no such folder or no config.json in it.
+        FileNotFoundError: no such file, no such folder, or no config.json in it.
         ValueError: damaged JSON or an unsupported configuration, naming the file.
     """
-    path = Path(directory) / CONFIG
-    if not path.is_file():
-        raise FileNotFoundError(f"{directory} is not a model folder: it has no {CONFIG}")
+    is_file = Path(path).suffix == ".json"
+    file = Path(path) if is_file else Path(path) / CONFIG
+    if not file.is_file():
+        missing = f"no model configuration {path}" if is_file else f"{path} is not a model folder: it has no {CONFIG}"
+        raise FileNotFoundError(missing)
+    fields = _read_json(file)
     try:
-        return DecoderConfig.from_hf(_read_json(path))
+        return DecoderConfig.from_hf(fields)
     except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
+        raise ValueError(f"{file}: {error}") from error
 
 
 def _slots(model: Decoder) -> dict[str, _Slot]:

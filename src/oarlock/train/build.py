@@ -1,15 +1,14 @@
 """From the configuration to the objects of a run: data, model, the device they live on."""
 
-import json
 import os
-from pathlib import Path
+from dataclasses import replace
 
 import torch
 
 from oarlock import models
 from oarlock.models import Decoder, DecoderConfig
 from oarlock.train.config import DataConfig, ModelConfig, TrainConfig
-from oarlock.train.data import CorpusConfig, PreparedData, prepare
+from oarlock.train.data import PreparedData, prepare
 
 
 def choose_device(name: str) -> torch.device:
@@ -32,17 +31,7 @@ def choose_device(name: str) -> torch.device:
 
 def prepare_data(data: DataConfig, model: ModelConfig) -> PreparedData:
     """Tokenise the corpus, or find it in the cache; a model that is continued brings its tokenizer."""
-    return prepare(
-        CorpusConfig(
-            corpus=data.corpus,
-            validation=data.validation,
-            validation_share=data.validation_share,
-            separator=data.separator,
-            tokenizer=data.tokenizer or model.directory,
-            vocab_size=data.vocab_size,
-        ),
-        data.cache,
-    )
+    return prepare(replace(data, tokenizer=data.tokenizer or model.directory), data.cache)
 
 
 def decoder_config(model: ModelConfig, vocab_size: int, sequence_length: int) -> DecoderConfig:
@@ -57,15 +46,8 @@ def decoder_config(model: ModelConfig, vocab_size: int, sequence_length: int) ->
         FileNotFoundError: no such config.json.
         ValueError: it cannot be read, or the vocabulary or the sequences do not fit the model.
     """
-    path = Path(model.directory) / "config.json" if model.directory else Path(model.config)
-    if model.directory or model.config:
-        if not path.is_file():
-            raise FileNotFoundError(f"no model configuration {path}")
-        try:
-            fields = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise ValueError(f"{path}: not valid JSON: {error}") from None
-        config = DecoderConfig.from_hf(fields)
+    if given := model.directory or model.config:
+        config = models.read_config(given)
     else:
         config = DecoderConfig.from_hf(_hugging_face_fields(model, vocab_size, sequence_length))
     if config.vocab_size < vocab_size:

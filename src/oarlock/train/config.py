@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from oarlock.train.data.corpus import CorpusConfig
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
@@ -53,21 +55,9 @@ class ModelConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataConfig:
+class DataConfig(CorpusConfig):
     """What it is trained on."""
 
-    corpus: str = "shakespeare"
-    """`shakespeare` (bundled), or a file, folder or quoted glob of .txt, .md, .jsonl (also .gz, .xz)."""
-    validation: str = ""
-    """Validation text, given like corpus; empty = the corpus' own split."""
-    validation_share: float = 0.05
-    """Share of documents held out when there is no own split and no validation text."""
-    separator: str = ""
-    """Regular expression; a line it matches in full separates documents of .txt and .md. Empty = one per file."""
-    tokenizer: str = ""
-    """A tokenizer.json or a folder with one; empty = train a byte-level BPE on the training documents."""
-    vocab_size: int = 4096
-    """Size of the vocabulary when a tokenizer is trained."""
     sequence_length: int = 2048
     """Tokens S per sequence; documents are packed into sequences and never see each other."""
     cache: str = ".cache/oarlock"
