@@ -14,8 +14,12 @@
 namespace oarlock {
 namespace {
 
-// Enough for an even end, few enough that items do not read the same keys too often.
-constexpr int64_t kItemsPerThread = 2;
+// Two for an even end. More would read the same keys too often, and the backward sums dK and dV of a key head once per
+// item: a single key head gets one item per thread.
+int64_t items_per_thread(const oarlock_attention& call) {
+    return call.batch * call.num_heads_k == 1 ? 1 : 2;
+}
+
 constexpr int64_t kKeysPerSum = 256;
 
 bool is_valid_call(const oarlock_attention& call) {
@@ -47,7 +51,7 @@ Prepared prepare(const oarlock_attention& call) {
     for (const MaskClasses& mask : prepared.masks) {
         prepared.tables.push_back(mask.table());
     }
-    prepared.schedule = make_schedule(call, prepared.masks, flash_kernels(), kItemsPerThread);
+    prepared.schedule = make_schedule(call, prepared.masks, flash_kernels(), items_per_thread(call));
     return prepared;
 }
 

@@ -18,6 +18,7 @@ struct BackwardSpace {
     int64_t* blocks;     // [span]: which block is there
     bool* finite;        // [span]: whether its keys are
     int64_t* last_tile;  // per block: the last one that may see it; before the first one if none does
+    bool* is_summed;     // per block: whether its sums hold something
     // The tile.
     float* query_rows;  // [kTileRows][row stride of D]
     float* grad_rows;   // [kTileRows][row stride of Dv]: dO
@@ -42,6 +43,7 @@ BackwardSpace backward_space(const FlashProblem& problem, const FlashItem& item,
     space.finite = reinterpret_cast<bool*>(carver.take(item.span));
     space.last_tile =
         reinterpret_cast<int64_t*>(carver.take(2 * (round_up(problem.call.seqlen_k, kKeyBlock) / kKeyBlock)));
+    space.is_summed = reinterpret_cast<bool*>(carver.take(round_up(problem.call.seqlen_k, kKeyBlock) / kKeyBlock));
     space.query_rows = carver.take(kTileRows * key_stride);
     space.grad_rows = carver.take(kTileRows * value_stride);
     space.queries = carver.take(kTileRows * padded(problem.call.head_dim));
@@ -320,10 +322,9 @@ BackwardKeys stage_keys(const FlashProblem& problem, const FlashItem& item, cons
                 finite_keys[i] = keys[i] * 0.0f == 0.0f ? keys[i] : 0.0f;
             }
         }
-        if (item.grad_key_sums == nullptr) {
-            std::memset(staged.key_sums, 0, static_cast<size_t>(key_size) * sizeof(float));
-            std::memset(staged.value_sums, 0, static_cast<size_t>(value_size) * sizeof(float));
-        }
+        std::memset(staged.key_sums, 0, static_cast<size_t>(key_size) * sizeof(float));
+        std::memset(staged.value_sums, 0, static_cast<size_t>(value_size) * sizeof(float));
+        space.is_summed[block] = true;
     }
     staged.finite_keys = space.finite[place] ? keys : finite_keys;
     return staged;
@@ -367,7 +368,7 @@ void finish_blocks(const FlashProblem& problem, const FlashItem& item, const Bac
             continue;
         }
         const int64_t place = item.span == 0 ? 0 : block % item.span;
-        const bool has_sums = item.span > 0 && space.blocks[place] == block;
+        const bool has_sums = space.is_summed[block];
         const float* key_sums = has_sums ? space.key_sums + place * kKeyBlock * key_stride : space.rows;
         const float* value_sums = has_sums ? space.value_sums + place * kKeyBlock * value_stride : space.rows;
         if (!has_sums) {
@@ -393,14 +394,9 @@ void backward(const FlashProblem& problem, const FlashItem& item, float* workspa
     for (int64_t i = 0; i < item.span; ++i) {
         space.blocks[i] = -1;
     }
-    if (!is_whole) {
-        const int64_t num_keys = (item.block_end - item.block_begin) * kKeyBlock;
-        std::memset(item.grad_key_sums, 0, static_cast<size_t>(num_keys * row_stride(call.head_dim)) * sizeof(float));
-        std::memset(item.grad_value_sums, 0,
-                    static_cast<size_t>(num_keys * row_stride(call.value_dim)) * sizeof(float));
-    }
     for (int64_t block = 0; block * kKeyBlock < call.seqlen_k; ++block) {
         space.last_tile[block] = is_whole ? live_tiles(problem, item, block).last : item.tile_end;
+        space.is_summed[block] = false;
     }
     finish_blocks(problem, item, space, item.tile_begin - 1);  // those that no row sees
     const int64_t group = call.num_heads_q / call.num_heads_k;
@@ -409,6 +405,16 @@ void backward(const FlashProblem& problem, const FlashItem& item, float* workspa
             backward_tile(problem, item, make_tile(problem, item, head, index), space);
         }
         finish_blocks(problem, item, space, index);
+    }
+    const int64_t key_size = kKeyBlock * row_stride(call.head_dim);
+    const int64_t value_size = kKeyBlock * row_stride(call.value_dim);
+    for (int64_t block = item.block_begin; block < item.block_end && !is_whole; ++block) {
+        if (!space.is_summed[block]) {
+            std::memset(item.grad_key_sums + (block - item.block_begin) * key_size, 0,
+                        static_cast<size_t>(key_size) * sizeof(float));
+            std::memset(item.grad_value_sums + (block - item.block_begin) * value_size, 0,
+                        static_cast<size_t>(value_size) * sizeof(float));
+        }
     }
 }
 
