@@ -38,22 +38,29 @@ OARLOCK_INLINE float* vector_of(const oarlock_heads& heads, int64_t token, int64
     return heads.data + token * heads.token_stride + head * heads.head_stride;
 }
 
-void rope(const Rope& args, int64_t begin, int64_t end) {
-    const oarlock_rotation& rotation = args.rotation;
+// body(token, head, cos, sin) for the vectors of the tokens [begin, end), with the token's row of angles.
+template <typename Body>
+OARLOCK_INLINE void for_each_head(const oarlock_rotation& rotation, int64_t begin, int64_t end, const Body& body) {
     const int64_t half = rotation.head_dim / 2;
     for (int64_t token = begin; token < end; ++token) {
-        const float* cos = rotation.cos + token % rotation.num_angles * half;
-        const float* sin = rotation.sin + token % rotation.num_angles * half;
+        const int64_t angles = token % rotation.num_angles * half;
         for (int64_t head = 0; head < rotation.num_heads; ++head) {
-            const float* x = vector_of(args.x, token, head);
-            float* y = vector_of(args.y, token, head);
-            if (args.interleaved) {
-                rotate_neighbours(x, cos, sin, args.direction, y, half);
-            } else {
-                rotate_halves(x, cos, sin, args.direction, y, half);
-            }
+            body(token, head, rotation.cos + angles, rotation.sin + angles);
         }
     }
+}
+
+void rope(const Rope& args, int64_t begin, int64_t end) {
+    const int64_t half = args.rotation.head_dim / 2;
+    for_each_head(args.rotation, begin, end, [&](int64_t token, int64_t head, const float* cos, const float* sin) {
+        const float* x = vector_of(args.x, token, head);
+        float* y = vector_of(args.y, token, head);
+        if (args.interleaved) {
+            rotate_neighbours(x, cos, sin, args.direction, y, half);
+        } else {
+            rotate_halves(x, cos, sin, args.direction, y, half);
+        }
+    });
 }
 
 // Returns 1 / rms.
@@ -77,16 +84,11 @@ OARLOCK_INLINE float norm_rope_vector(const float* x, const float* weight, float
 }
 
 void norm_rope_forward(const NormRopeForward& args, int64_t begin, int64_t end) {
-    const oarlock_rotation& rotation = args.rotation;
-    const int64_t half = rotation.head_dim / 2;
-    for (int64_t token = begin; token < end; ++token) {
-        const float* cos = rotation.cos + token % rotation.num_angles * half;
-        const float* sin = rotation.sin + token % rotation.num_angles * half;
-        for (int64_t head = 0; head < rotation.num_heads; ++head) {
-            args.inverse_rms[token * rotation.num_heads + head] = norm_rope_vector(
-                vector_of(args.x, token, head), args.weight, args.eps, cos, sin, vector_of(args.y, token, head), half);
-        }
-    }
+    const int64_t half = args.rotation.head_dim / 2;
+    for_each_head(args.rotation, begin, end, [&](int64_t token, int64_t head, const float* cos, const float* sin) {
+        args.inverse_rms[token * args.rotation.num_heads + head] = norm_rope_vector(
+            vector_of(args.x, token, head), args.weight, args.eps, cos, sin, vector_of(args.y, token, head), half);
+    });
 }
 
 // The gradient is rotated back, then goes through the norm as in rms_norm_backward; dx holds it in between.
@@ -118,17 +120,12 @@ OARLOCK_INLINE void norm_rope_backward_vector(const float* dy, const float* x, c
 }
 
 void norm_rope_backward(const NormRopeBackward& args, int64_t begin, int64_t end, float* dweight) {
-    const oarlock_rotation& rotation = args.rotation;
-    const int64_t half = rotation.head_dim / 2;
-    for (int64_t token = begin; token < end; ++token) {
-        const float* cos = rotation.cos + token % rotation.num_angles * half;
-        const float* sin = rotation.sin + token % rotation.num_angles * half;
-        for (int64_t head = 0; head < rotation.num_heads; ++head) {
-            norm_rope_backward_vector(vector_of(args.dy, token, head), vector_of(args.x, token, head), args.weight,
-                                      args.inverse_rms[token * rotation.num_heads + head], cos, sin,
-                                      vector_of(args.dx, token, head), dweight, half);
-        }
-    }
+    const int64_t half = args.rotation.head_dim / 2;
+    for_each_head(args.rotation, begin, end, [&](int64_t token, int64_t head, const float* cos, const float* sin) {
+        norm_rope_backward_vector(vector_of(args.dy, token, head), vector_of(args.x, token, head), args.weight,
+                                  args.inverse_rms[token * args.rotation.num_heads + head], cos, sin,
+                                  vector_of(args.dx, token, head), dweight, half);
+    });
 }
 
 }  // namespace
