@@ -115,6 +115,20 @@ def write_tensor_file(path: Path, tensors: Mapping[str, Tensor]) -> FileEntry:
     return file.entry
 
 
+def split_by_bytes(tensors: Mapping[str, Tensor], max_bytes: int) -> list[dict[str, Tensor]]:
+    """Consecutive parts of at most `max_bytes` bytes of data, or of one tensor; at least one part."""
+    parts: list[dict[str, Tensor]] = [{}]
+    free = max_bytes
+    for name, tensor in tensors.items():
+        num_bytes = tensor.numel() * tensor.element_size()
+        if parts[-1] and num_bytes > free:
+            parts.append({})
+            free = max_bytes
+        parts[-1][name] = tensor
+        free -= num_bytes
+    return parts
+
+
 def read_tensors(path: Path, entries: Iterable[tuple[str, TensorEntry]]) -> dict[str, Tensor]:
     """Read some tensors of a safetensors file into new CPU tensors.
 

@@ -28,7 +28,7 @@ from oarlock.checkpoint.manifest import (
     encode_entry,
     encode_manifest,
 )
-from oarlock.checkpoint.tensor_file import HashedFile, dtype_name, write_tensor_file
+from oarlock.checkpoint.tensor_file import HashedFile, dtype_name, split_by_bytes, write_tensor_file
 from oarlock.ranks import Ranks
 
 TensorGroups = Mapping[str, Mapping[str, Tensor]]
@@ -158,7 +158,7 @@ class _Part:
                 raise ValueError(f"group {group!r}: '__metadata__' is reserved by safetensors; rename the tensor")
             ties = _find_ties(tensors)
             stored = {name: tensor for name, tensor in tensors.items() if name not in ties}
-            shards = _split(stored, self._max_shard_bytes)
+            shards = split_by_bytes(stored, self._max_shard_bytes)
             table: dict[str, TensorEntry] = {}
             for index, shard in enumerate(shards):
                 part = f"-{index + 1:05d}-of-{len(shards):05d}" if len(shards) > 1 else ""
@@ -199,20 +199,6 @@ def _find_ties(tensors: Mapping[str, Tensor]) -> dict[str, str]:
         if earlier != name:
             ties[name] = earlier
     return ties
-
-
-def _split(tensors: Mapping[str, Tensor], max_bytes: int) -> list[dict[str, Tensor]]:
-    """Consecutive parts of at most `max_bytes` bytes of data, or of one tensor; at least one part."""
-    parts: list[dict[str, Tensor]] = [{}]
-    free = max_bytes
-    for name, tensor in tensors.items():
-        num_bytes = tensor.numel() * tensor.element_size()
-        if parts[-1] and num_bytes > free:
-            parts.append({})
-            free = max_bytes
-        parts[-1][name] = tensor
-        free -= num_bytes
-    return parts
 
 
 def _retain(root: Path, step: int, keep_last: int) -> None:

@@ -16,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from oarlock.checkpoint.tensor_file import split_by_bytes
 from oarlock.models.config import DecoderConfig
 from oarlock.models.decoder import Decoder
 
@@ -257,7 +258,7 @@ def save(model: Decoder, directory: str | os.PathLike[str], *, max_shard_size: i
         raise ValueError(f"max_shard_size must be at least 1 byte; got {max_shard_size}")
     directory = Path(directory)
     config = model.config.to_hf() | {"torch_dtype": str(model.embed_tokens.weight.dtype).removeprefix("torch.")}
-    shards = _shards(_named_tensors(model), max_shard_size)
+    shards = split_by_bytes(_named_tensors(model), max_shard_size)
     names = [WEIGHTS] if len(shards) == 1 else [_shard_name(i, len(shards)) for i in range(len(shards))]
     directory.mkdir(parents=True, exist_ok=True)
     for name, shard in zip(names, shards, strict=True):
@@ -290,19 +291,6 @@ def _named_tensors(model: Decoder) -> dict[str, Tensor]:
         tensor = state[slot.key]
         tensors[name] = tensor.view(slot.shape) if slot.expert is None else tensor[slot.expert]
     return tensors
-
-
-def _shards(tensors: dict[str, Tensor], max_shard_size: int) -> list[dict[str, Tensor]]:
-    """Consecutive tensors, each shard as full as max_shard_size allows."""
-    shards: list[dict[str, Tensor]] = [{}]
-    size = 0
-    for name, tensor in tensors.items():
-        if shards[-1] and size + tensor.nbytes > max_shard_size:
-            shards.append({})
-            size = 0
-        shards[-1][name] = tensor
-        size += tensor.nbytes
-    return shards
 
 
 def _shard_name(index: int, total: int) -> str:
