@@ -235,10 +235,16 @@ class Trainer:
     def _announce(self, progress: Progress) -> None:
         packing = self.loader.packing.report
         density = self.loader.packing.mean_visible / self.config.data.sequence_length
+        shape = self.model.config
+        windows = sorted({w for i in range(shape.num_hidden_layers) if (w := shape.window(i)) is not None})
+        within = [
+            f", {self.loader.packing.mean_visible_within(w) / self.config.data.sequence_length:.3f} within {w} keys"
+            for w in windows
+        ]
         count = self.model.num_parameters()
         progress.note(f"model     {self.model.config.model_type}, {format_count(count)} parameters, on {self.device}")
         progress.note(f"data      {format_count(self.data.train.num_targets)} tokens, {packing}")
-        progress.note(f"mask      density {density:.3f} of S x S")
+        progress.note(f"mask      density {density:.3f} of S x S" + "".join(within))
         progress.note(f"machine   matmul peak {self.peak / 1e9:.0f} GFLOP/s, {torch.get_num_threads()} threads")
         if self.resumed:
             progress.note(f"resumed   at step {self.state.step} of {self.num_steps}")

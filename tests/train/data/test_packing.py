@@ -55,6 +55,9 @@ def test_rows_hold_at_most_a_sequence_and_cut_only_what_is_longer(num_tokens: li
     assert report.pieces_per_sequence == pytest.approx(pieces / len(rows))
     visible = sum(i + 1 for row in rows for length in row for i in range(length))
     assert packing.mean_visible == pytest.approx(visible / (len(rows) * seq_len))
+    for window in (1, 3, seq_len):
+        visible = sum(min(i + 1, window) for row in rows for length in row for i in range(length))
+        assert packing.mean_visible_within(window) == pytest.approx(visible / (len(rows) * seq_len))
     if len(rows) > 1:  # no two rows could be one
         assert sum(sorted(row.sum() for row in rows)[:2]) > seq_len
 

@@ -64,8 +64,13 @@ class Packing:
     @property
     def mean_visible(self) -> float:
         """Keys that a token of a row sees on average: itself and those before it in its piece; padding sees none."""
-        lengths = self.lengths.astype(float)
-        return float((lengths * (lengths + 1) / 2).sum()) / (self.num_rows * self.seq_len)
+        return self.mean_visible_within(self.seq_len)
+
+    def mean_visible_within(self, window: int) -> float:
+        """The same where a token sees only the last `window` of these keys, itself included."""
+        ramp = np.minimum(self.lengths, window).astype(float)  # the first tokens of a piece see 1, 2, ... keys
+        visible = ramp * (ramp + 1) / 2 + (self.lengths - ramp) * window
+        return float(visible.sum()) / (self.num_rows * self.seq_len)
 
     @property
     def report(self) -> PackingReport:
