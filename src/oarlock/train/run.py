@@ -1,6 +1,6 @@
 """The folder of a run: what lies where, and the rule that nothing of an earlier run is overwritten.
 
-out/config.toml  metrics.jsonl  status.json  report.html  tokenizer.json  checkpoints/  hf/  tb/
+out/config.toml  metrics.jsonl  status.json  report.html  checkpoints/  hf/  tb/
 """
 
 import json
