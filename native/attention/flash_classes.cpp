@@ -9,6 +9,7 @@ namespace {
 
 using Ranges = std::vector<RowRange>;
 
+// Rows beyond the last one, which fill up vectors, belong to what is hidden at the end.
 HiddenRows hidden_rows(const VisibleIntervals& visible, int32_t seqlen_q) {
     HiddenRows hidden = {};
     int count = 0;
@@ -22,7 +23,9 @@ HiddenRows hidden_rows(const VisibleIntervals& visible, int32_t seqlen_q) {
         hide_until(static_cast<int32_t>(rows.begin));
         cursor = static_cast<int32_t>(rows.end);
     }
-    hide_until(seqlen_q);
+    if (cursor < seqlen_q) {
+        hide_until(INT32_MAX);
+    }
     return hidden;
 }
 
@@ -92,7 +95,7 @@ void MaskClasses::add_chunk(const oarlock_column_mask& mask, int64_t index, int6
     }
     unite(some);
     for (int64_t key = key_end; key < key_begin + kChunk; ++key) {  // beyond the last key
-        hidden_.push_back({{{0, seqlen_q}, {0, 0}}});
+        hidden_.push_back({{{0, INT32_MAX}, {0, 0}}});
         all.clear();
     }
 
