@@ -76,7 +76,8 @@ def measure_steps(rounds: int) -> list[dict]:
     with tempfile.TemporaryDirectory() as cache:
         base = ["--data.cache", cache]
         default, default_flops, tokens = training_step(load_config(CONFIG, base))
-        llama = load_config(CONFIG, [*base, "--model.family", "llama", "--optimizer.name", "adamw"])
+        peer = ["--model.family", "llama", "--model.sliding_window", "0", "--optimizer.name", "adamw"]
+        llama = load_config(CONFIG, [*base, *peer])
         ours, theirs = llama_pair(llama, cache)
     a, b = torch.randn(1024, 1024), torch.randn(1024, 1024)
     timed: dict[str, Callable[[], object]] = {
