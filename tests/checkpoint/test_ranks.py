@@ -118,9 +118,7 @@ def save_in_two_groups(root: str) -> list[str]:
 
 
 def test_groups_of_ranks_save_apart(root: Path, results: list[dict[str, Any]]) -> None:
-    expected = [
-        [f"step-0000000{rank}", "this process is not in the given group of processes"] for rank in (0, 1)
-    ]
+    expected = [[f"step-0000000{rank}", "this process is not in the given group of processes"] for rank in (0, 1)]
     assert [result["save_in_two_groups"] for result in results] == expected
     assert load_checkpoint(root / "save_in_two_groups" / "1" / "step-00000001").world_size == 1
 
