@@ -9,17 +9,20 @@ from oarlock.ops.peak import matmul_peak
 
 
 def test_it_agrees_with_an_independent_measurement(device: torch.device) -> None:
+    # The peak takes the best of several sizes, so it is not below; 4x leaves room for a machine shared with others
+    # and for an accelerator that a product of 1024 cannot fill.
+    low, high = 0.7, 4 if device.type == "cpu" else 1000
     left = torch.randn(1024, 1024, device=device)
-    rates, peaks = [], []
-    for _ in range(3):
-        peaks.append(matmul_peak(device=device, seconds=0.2))
+    rate = peak = 0.0
+    for _ in range(20):  # both are maxima: on a busy machine they need more tries to come near each other
+        peak = max(peak, matmul_peak(device=device, seconds=0.2))
         for _ in range(6):
             begin = time.perf_counter()
             (left @ left).sum().item()
-            rates.append(2 * 1024**3 / (time.perf_counter() - begin))
-    # The peak takes the best of several sizes, so it is not below; 4x leaves room for a machine shared with others
-    # and for an accelerator that a product of 1024 cannot fill.
-    assert 0.7 < max(peaks) / max(rates) < (4 if device.type == "cpu" else 1000)
+            rate = max(rate, 2 * 1024**3 / (time.perf_counter() - begin))
+        if low < peak / rate < high:
+            return
+    pytest.fail(f"{peak:.3g} FLOP/s, measured in another way {rate:.3g}")
 
 
 def test_it_leaves_threads_and_random_numbers_alone(device: torch.device) -> None:
