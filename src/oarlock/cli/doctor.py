@@ -92,7 +92,7 @@ def machine() -> Iterator[Check]:
     import torch
 
     from oarlock.train.environment import memory_available, memory_total, num_cores, processor_name
-    from oarlock.train.progress import format_bytes
+    from oarlock.train.units import format_bytes
 
     isa = torch.backends.cpu.get_cpu_capability()
     yield Check("ok", "processor", f"{processor_name()}, {num_cores()} cores, {isa}")

@@ -98,7 +98,7 @@ def _read_data(config: "TrainConfig") -> tuple[int, float]:
 
 def plan_text(plan: "Estimate", config: "TrainConfig", model_type: str) -> str:
     """The plan as text."""
-    from oarlock.train.progress import format_bytes, format_count
+    from oarlock.train.units import format_bytes, format_count, format_scientific
 
     counts, train = plan.parameters, config.train
     lines = [
@@ -119,7 +119,7 @@ def plan_text(plan: "Estimate", config: "TrainConfig", model_type: str) -> str:
         _row("tokens per step", format_count(plan.tokens_per_step), batch),
         _row("steps", f"{plan.num_steps:,}"),
         _row("tokens", format_count(plan.tokens)),
-        _row("FLOPs", f"{plan.flops:.2e}".replace("e+", "e")),
+        _row("FLOPs", format_scientific(plan.flops)),
         "",
         f"{'Memory of each rank':24}{'activations kept':>18}{'recomputed':>18}",
     ]
@@ -146,7 +146,7 @@ def plan_text(plan: "Estimate", config: "TrainConfig", model_type: str) -> str:
 
 
 def _time_text(plan: "Estimate", peak: float, source: str, share: float, seconds: float) -> str:
-    from oarlock.train.progress import format_count, format_duration
+    from oarlock.train.units import format_count, format_duration
 
     per_step = seconds / plan.num_steps
     rate = f"{format_count(peak)[:-1]} {format_count(peak)[-1]}FLOP/s"

@@ -33,11 +33,12 @@ from oarlock.train.environment import environment
 from oarlock.train.evaluate import Evaluation, batch_mask, evaluate, summed_loss
 from oarlock.train.metrics import MetricsLog
 from oarlock.train.optim import build_optimizers
-from oarlock.train.progress import Progress, format_count
+from oarlock.train.progress import Progress
 from oarlock.train.report import write_report
 from oarlock.train.run import RunDirectory
 from oarlock.train.schedule import learning_rate_factor
 from oarlock.train.signals import StopRequest
+from oarlock.train.units import format_count
 
 
 class NonFiniteLossError(ValueError):

@@ -17,10 +17,12 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
 
+from oarlock.train.units import format_bytes, format_count, format_duration, format_scientific
+
 if TYPE_CHECKING:
     from rich.live import Live
 
-__all__ = ["Progress", "format_bytes", "format_count", "format_duration"]
+__all__ = ["Progress"]
 
 _REFRESH_SECONDS = 0.1
 _ETA_STEPS = 50  # the estimate follows the pace of so many last steps
@@ -129,43 +131,12 @@ def step_text(step: int, total_steps: int) -> str:
     return f"step {step:>{width}}/{total_steps}  {100 * step / max(1, total_steps):4.1f}%"
 
 
-def format_count(value: float) -> str:
-    """Three digits and a decimal unit: 9.80k, 512, 1.25M; beyond 999T in powers of ten."""
-    size = abs(value)
-    if size < 999.5:
-        return f"{value:.0f}" if size >= 99.95 or value == round(value) else f"{value:.3g}"
-    for unit, scale in (("k", 1e3), ("M", 1e6), ("G", 1e9), ("T", 1e12)):
-        if size < 999.5 * scale:
-            scaled = value / scale
-            return f"{scaled:.{2 if abs(scaled) < 9.995 else 1 if abs(scaled) < 99.95 else 0}f}{unit}"
-    return f"{value:.2e}".replace("e+", "e")
-
-
-def format_bytes(size: float) -> str:
-    """A binary size: 512 B, 1.50 KiB, 1.21 GiB."""
-    value, units = float(size), ["B", "KiB", "MiB", "GiB", "TiB", "PiB"]
-    while abs(value) >= 1024 and len(units) > 1:
-        value, units = value / 1024, units[1:]
-    return f"{value:.0f} B" if units[0] == "B" else f"{value:.{2 if abs(value) < 10 else 1}f} {units[0]}"
-
-
-def format_duration(seconds: float) -> str:
-    """Two units at most: 42s, 4m10s, 3h05m, 2d07h."""
-    total = round(seconds)
-    minutes, hours, days = total // 60, total // 3600, total // 86400
-    if days:
-        return f"{days}d{hours % 24:02d}h"
-    if hours:
-        return f"{hours}h{minutes % 60:02d}m"
-    return f"{minutes}m{total % 60:02d}s" if minutes else f"{total}s"
-
-
 def _fields(values: dict[str, float | None]) -> list[tuple[str, str]]:
     """(label, value) of what is known, in the order of the line."""
     shapes: dict[str, tuple[str, Callable[[float], str]]] = {
         "loss": ("loss", lambda v: f"{v:.3f}"),
         "grad_norm": ("grad", lambda v: f"{v:.2f}"),
-        "lr": ("lr", _short_exponent),
+        "lr": ("lr", lambda v: format_scientific(v, 1)),
         "tokens_per_second": ("", lambda v: f"{format_count(v)} tok/s"),
         "mm_share": ("mm", lambda v: f"{v:.2f}"),
         "memory_bytes": ("mem", format_bytes),
@@ -173,11 +144,6 @@ def _fields(values: dict[str, float | None]) -> list[tuple[str, str]]:
     if unknown := sorted(set(values) - set(shapes)):
         raise TypeError(f"progress shows {', '.join(shapes)}; not {', '.join(unknown)}")
     return [(label, shape(v)) for name, (label, shape) in shapes.items() if (v := values.get(name)) is not None]
-
-
-def _short_exponent(value: float) -> str:
-    mantissa, _, exponent = f"{value:.1e}".partition("e")
-    return f"{mantissa}e{int(exponent)}" if exponent else mantissa
 
 
 def _start_live(stream: TextIO, live: bool | None) -> "Live | None":

@@ -19,7 +19,7 @@ from typing import Any
 
 from oarlock.page import Page, Series, line_chart
 from oarlock.train.metrics import read_metrics
-from oarlock.train.progress import format_bytes, format_count, format_duration
+from oarlock.train.units import format_bytes, format_count, format_duration, format_scientific
 
 __all__ = ["smooth", "write_report"]
 
@@ -135,7 +135,7 @@ def _facts(train: Records, evals: Records) -> list[tuple[str, str, str]]:
     shares = [v for v in _column(train, "mm_share") if math.isfinite(v)]
     if flops:
         note = f"{100 * statistics.median(shares):.0f} % of the matmul peak" if shares else ""
-        facts.append(("Model FLOPs", _scientific(max(flops)), note))
+        facts.append(("Model FLOPs", format_scientific(max(flops)), note))
     if memory := _column(train, "memory_bytes"):
         facts.append(("Peak memory", format_bytes(max(memory)), ""))
     return facts
@@ -224,15 +224,9 @@ def _value(name: str, value: Any) -> str:
     if isinstance(value, int):
         return f"{value:,}"
     if isinstance(value, float):
-        return f"{value:.4g}" if 1e-4 <= abs(value) < 1e6 or value == 0 else _scientific(value)
+        return f"{value:.4g}" if 1e-4 <= abs(value) < 1e6 or value == 0 else format_scientific(value)
     if isinstance(value, dict):
         return ", ".join(f"{_label(k)} {_value(k, v)}" for k, v in value.items())
     if isinstance(value, list):
         return ", ".join(_value(name, v) for v in value)
     return str(value)
-
-
-def _scientific(value: float) -> str:
-    """2.53e7 instead of 2.53e+07."""
-    mantissa, _, exponent = f"{value:.2e}".partition("e")
-    return f"{mantissa}e{int(exponent)}" if exponent else mantissa
