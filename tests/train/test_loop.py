@@ -13,7 +13,8 @@ from safetensors.torch import load_file
 from oarlock import models
 from oarlock.checkpoint import list_checkpoints, load_checkpoint
 from oarlock.train.config import load_config
-from oarlock.train.loop import NonFiniteLossError, train
+from oarlock.train.divergence import NonFiniteLossError
+from oarlock.train.loop import train
 from oarlock.train.metrics import read_metrics
 from tiny_run import finish, recorded, start_training
 

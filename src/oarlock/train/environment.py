@@ -2,13 +2,15 @@
 
 import os
 import platform
+import resource
+import sys
 from pathlib import Path
 
 import torch
 
 from oarlock import __version__
 
-__all__ = ["environment", "memory_available", "memory_total", "num_cores", "processor_name"]
+__all__ = ["environment", "memory_available", "memory_total", "num_cores", "peak_memory_bytes", "processor_name"]
 
 
 def environment(device: torch.device | str | None = None) -> dict[str, str | int]:
@@ -58,6 +60,14 @@ def memory_available() -> int | None:
     except OSError:  # not Linux
         pass
     return None
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """Largest memory of this process so far: allocated on the device for CUDA, resident in RAM on the CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def processor_name() -> str:

@@ -10,9 +10,7 @@ number of targets of all ranks and micro-batches, and the gradients are summed.
 import gc
 import json
 import math
-import resource
 import shutil
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,7 +18,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from oarlock import _native, checkpoint, models
@@ -29,7 +26,8 @@ from oarlock.parallel import Mesh
 from oarlock.train.build import build_model, choose_device, decoder_config, prepare_data
 from oarlock.train.config import TrainConfig
 from oarlock.train.data import Batch, EvaluationLoader, PackedLoader, PreparedData
-from oarlock.train.environment import environment
+from oarlock.train.divergence import NonFiniteLossError, dump_step
+from oarlock.train.environment import environment, peak_memory_bytes
 from oarlock.train.evaluate import Evaluation, batch_mask, evaluate, summed_loss
 from oarlock.train.metrics import MetricsLog
 from oarlock.train.optim import build_optimizers
@@ -39,10 +37,6 @@ from oarlock.train.run import RunDirectory
 from oarlock.train.schedule import learning_rate_factor
 from oarlock.train.signals import StopRequest
 from oarlock.train.units import format_count
-
-
-class NonFiniteLossError(ValueError):
-    """The loss or the gradient norm is NaN or infinite; the message says where the step was dumped."""
 
 
 @dataclass
@@ -182,7 +176,7 @@ class Trainer:
         loss = loss_sum / num_targets
         norm = self._clip_gradients()
         if not (math.isfinite(loss) and math.isfinite(norm)):
-            raise self._dump_non_finite(step, loss, norm, batches)
+            raise self._stop_diverged(step, loss, norm, batches)
         for optimizer in self.optimizers.values():
             optimizer.step()
             optimizer.zero_grad()
@@ -219,6 +213,18 @@ class Trainer:
     def _clip_gradients(self) -> float:
         limit = self.config.optimizer.clip_norm or math.inf
         return torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit).item()
+
+    def _stop_diverged(self, step: int, loss: float, norm: float, batches: list[Batch]) -> NonFiniteLossError:
+        dump = self.directory.path / f"non-finite-step-{step}"
+        if self.rank == 0:
+            dump_step(dump, step, loss, norm, self.model, batches)
+            self.log.write("event", step, event="non_finite", loss=loss, grad_norm=norm)
+            self.log.close()
+        return NonFiniteLossError(
+            f"step {step}: loss {loss}, gradient norm {norm}. The batch of rank 0 and the names of gradients and weights "
+            f"that are not finite are in {dump}; the last good checkpoint is untouched. Lower the learning rate or "
+            "raise the warm-up."
+        )
 
     # ---------------------------------------------------------------------------------------------------- set-up
 
@@ -344,27 +350,6 @@ class Trainer:
             steps = {"step": self.state.step, "steps": self.num_steps}
             self.directory.write_status(**steps, finished=finished, stopped_by=stopped_by)
 
-    def _dump_non_finite(self, step: int, loss: float, norm: float, batches: list[Batch]) -> NonFiniteLossError:
-        """Write what is needed to look into a diverged step: the batch and every gradient's state."""
-        dump = self.directory.path / f"non-finite-step-{step}"
-        bad = [n for n, p in self.model.named_parameters() if p.grad is not None and not p.grad.isfinite().all()]
-        if self.rank == 0:
-            dump.mkdir(parents=True, exist_ok=True)
-            tensors = {
-                f"{i}.{name}": getattr(b, name) for i, b in enumerate(batches) for name in ("input_ids", "targets")
-            }
-            save_file(tensors, dump / "batch.safetensors")
-            facts = {"step": step, "loss": repr(loss), "grad_norm": repr(norm), "non_finite_gradients": bad}
-            facts["non_finite_weights"] = [n for n, p in self.model.named_parameters() if not p.isfinite().all()]
-            (dump / "facts.json").write_text(json.dumps(facts, indent=1), encoding="utf-8")
-            self.log.write("event", step, event="non_finite", loss=loss, grad_norm=norm)
-            self.log.close()
-        where = f"; first non-finite gradient: {bad[0]}" if bad else ""
-        return NonFiniteLossError(
-            f"step {step}: loss {loss}, gradient norm {norm}{where}. The batch and the state of all gradients are in "
-            f"{dump}; the last good checkpoint is untouched. Lower the learning rate or raise the warm-up."
-        )
-
 
 @contextmanager
 def collection_at_chosen_steps(active: bool) -> Iterator[None]:
@@ -382,11 +367,3 @@ def collection_at_chosen_steps(active: bool) -> Iterator[None]:
         gc.unfreeze()
         if was_enabled:
             gc.enable()
-
-
-def peak_memory_bytes(device: torch.device) -> int:
-    """Largest memory of this process so far: allocated on the device for CUDA, resident in RAM on the CPU."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
