@@ -221,9 +221,9 @@ class Trainer:
             self.log.write("event", step, event="non_finite", loss=loss, grad_norm=norm)
             self.log.close()
         return NonFiniteLossError(
-            f"step {step}: loss {loss}, gradient norm {norm}. The batch of rank 0 and the names of gradients and "
-            f"weights that are not finite are in {dump}; the last good checkpoint is untouched. Lower the learning rate "
-            "or raise the warm-up."
+            f"step {step}: loss {loss}, gradient norm {norm}. The batch of rank 0 and the names of all gradients "
+            f"and weights that are not finite: {dump}. The last good checkpoint is untouched. Lower the learning "
+            "rate or raise the warm-up."
         )
 
     # ---------------------------------------------------------------------------------------------------- set-up
