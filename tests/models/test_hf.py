@@ -184,3 +184,8 @@ def test_nothing_is_written_when_the_configuration_cannot_be(tmp_path):
     assert not (tmp_path / "new").exists()
     with pytest.raises(ValueError, match="max_shard_size must be at least 1 byte; got 0"):
         models.save(models.Decoder(CONFIG), tmp_path / "new", max_shard_size=0)
+
+
+def test_every_file_can_be_read_by_whom_the_umask_lets(folder) -> None:
+    modes = {path.name: path.stat().st_mode & 0o777 for path in folder.iterdir()}
+    assert len(set(modes.values())) == 1, modes

@@ -6,6 +6,7 @@ model. Nothing is ever unpickled.
 
 import json
 import os
+import shutil
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -276,6 +277,7 @@ def save(model: Decoder, directory: str | os.PathLike[str], *, max_shard_size: i
     _write_json(config, _draft(directory, CONFIG))
     (directory / CONFIG).unlink(missing_ok=True)
     for name in names:
+        shutil.copymode(_draft(directory, CONFIG), _draft(directory, name))  # safetensors lets only the owner read
         _draft(directory, name).replace(directory / name)
     for stale in {*directory.glob("model-*-of-*.safetensors"), directory / WEIGHTS, directory / INDEX}:
         if stale.name not in names:
