@@ -230,13 +230,40 @@ def test_broken_folders_end_in_one_line(copy, capsys, breakage, message):
     [
         (["--temperature", "-1"], "temperature must be"),
         (["--num-samples", 0], "--num-samples must be at least 1"),
-        (["--threads", 0], "--threads must be at least 1"),
+        (["--threads", 0], "--threads must lie in"),
+        (["--threads", 100_000], "--threads must lie in"),  # OpenMP crashes where it cannot start them
+        (["--seed", 2**70], "--seed must fit 64 bits"),
+        (["a\udcffb"], "prompt 'a.*b' is not UTF-8"),
         (["--prompts", "absent.txt"], "absent.txt"),
     ],
 )
 def test_wrong_options_end_in_one_line(folder, capsys, options, message):
     assert _run(folder, "ab", *options) == 2
     _one_line(capsys, message)
+
+
+def test_prompts_may_follow_the_options(folder, capsys):
+    options = ["--greedy", "--no-stream", "--device", "cpu"]
+    outputs = []
+    for words in (["ab", *options], [*options, "ab"], [*options, "--", "ab"]):
+        assert main(["generate", str(folder), *words]) == 0
+        outputs.append(capsys.readouterr().out)
+    assert outputs[0].startswith("ab")
+    assert len(set(outputs)) == 1
+    assert main(["generate", str(folder), *options, "--", "-x", "--y"]) == 0
+    assert "--- 2/2 ---\n--y" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("device", "message"), [("abacus", "no device of torch"), ("cuda:99", "CUDA devices here")])
+def test_a_device_that_is_not_here(folder, capsys, device, message):
+    assert main(["generate", str(folder), "ab", "--device", device]) == 2
+    _one_line(capsys, f"--device = '{device}': .*{message}")
+
+
+def test_text_that_is_no_utf8_is_named(folder, tmp_path, capsys):
+    (tmp_path / "prompts.txt").write_bytes(b"ab\xffcd")
+    assert _run(folder, "--prompts", tmp_path / "prompts.txt") == 2
+    _one_line(capsys, r"prompts.txt: byte 2 is no UTF-8")
 
 
 def test_missing_directory(tmp_path, capsys):

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from oarlock.train.config import TrainConfig, config_from_dict, load_config
+from oarlock.train.config import config_from_dict, load_config, print_options
 
 
 def written(tmp_path: Path, text: str) -> Path:
@@ -52,16 +52,67 @@ def test_missing_file_is_named(tmp_path: Path) -> None:
         load_config(tmp_path / "absent.toml")
 
 
-def test_unknown_override_leaves_with_the_nearest_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        load_config(written(tmp_path, "[train]\nsteps = 3\n"), ["--train.stepz", "4"])
-    assert "--train.steps" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--train.stepz", "4"], "command line: unknown key train.stepz; did you mean train.steps"),
+        (["--trian.steps", "4"], r"unknown section \[trian\]; did you mean train"),
+        (["--train.steps", "many"], "train.steps = 'many': expected an integer"),
+        (["--train.steps"], "--train.steps needs a value"),
+        (["--train.sample", "--train.steps", "4"], "--train.sample needs a value"),
+        (["--train.tensorboard", "yes"], "expected true or false"),
+        (["--model.family", "qwen33"], "did you mean qwen3"),
+        (["other.toml"], "'other.toml' is no --section.key"),
+        (["--train.batch_size=0"], "train.batch_size = 0: must be at least 1"),
+    ],
+)
+def test_overrides_have_the_errors_of_the_file(tmp_path: Path, words: list[str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        load_config(written(tmp_path, "[train]\nsteps = 3\n"), words)
 
 
-def test_every_option_is_documented(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match="0"):
-        load_config(written(tmp_path, "[train]\nsteps = 3\n"), ["--help"])
+def test_overrides_may_complete_a_file(tmp_path: Path) -> None:
+    config = load_config(written(tmp_path, ""), ["--train.steps", "3", "--train.sample", "true", "--train.out=a=b"])
+    assert (config.train.steps, config.train.sample, config.train.out) == (3, "true", "a=b")
+
+
+def numbers() -> list[tuple[str, str]]:
+    """Section and key of every number."""
+    values = config_from_dict({"train": {"steps": 1}}).to_dict()
+    return [(s, k) for s, part in values.items() for k, v in part.items() if type(v) in (int, float)]
+
+
+@pytest.mark.parametrize("value", [-2, 2**70, float("nan"), float("inf")])
+@pytest.mark.parametrize(("section", "key"), numbers())
+def test_no_number_may_be_negative_endless_or_nothing(section: str, key: str, value: float) -> None:
+    kind = type(config_from_dict({"train": {"steps": 1}}).to_dict()[section][key])
+    if kind is float:
+        value = -2.0 if value == -2 else float("inf") if isinstance(value, int) else value
+    content = {"train": {"steps": 1}}
+    content.setdefault(section, {})[key] = value
+    with pytest.raises(ValueError, match=rf"{section}\.{key} = "):
+        config_from_dict(content)
+
+
+def test_a_number_beyond_every_type_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"train\.flops"):
+        load_config(written(tmp_path, f"[train]\nflops = 1{'0' * 400}\n"))
+
+
+def test_what_a_text_may_hold_survives_the_saved_file(tmp_path: Path) -> None:
+    config = config_from_dict({"train": {"steps": 3, "sample": "".join(map(chr, range(1, 160))) + "\\ \u2028 𝄞"}})
+    assert load_config(written(tmp_path, config.to_toml())) == config
+
+
+def test_files_of_other_editors_and_homes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/sam")
+    config = load_config(written(tmp_path, "\ufeff[train]\r\nsteps = 3\r\nout = '~/runs'\r\n"))
+    assert config.train.out == "/home/sam/runs"
+
+
+def test_every_option_is_documented(capsys: pytest.CaptureFixture[str]) -> None:
+    print_options(config_from_dict({"train": {"steps": 1}}))
     text = capsys.readouterr().out
-    for section, values in TrainConfig.to_dict(config_from_dict({"train": {"steps": 1}})).items():
+    for section, values in config_from_dict({"train": {"steps": 1}}).to_dict().items():
         for key in values:
             assert f"--{section}.{key}" in text

@@ -14,7 +14,7 @@ PYTHON = ((3, 11), (3, 13))
 TORCH = (2, 11)
 EXTRAS = {  # package -> (extra that brings it, what it is for)
     "tokenizers": ("train", "training and reading tokenizers"),
-    "tyro": ("train", "overrides on the command line"),
+    "tyro": ("train", "the list of options of oarlock train"),
     "rich": ("train", "the live progress line"),
     "tensorboard": ("train", "TensorBoard event files"),
     "jinja2": ("train", "chat templates"),

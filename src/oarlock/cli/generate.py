@@ -10,6 +10,7 @@ Text goes to stdout, everything else to stderr.
 
 import argparse
 import json
+import re
 import sys
 import time
 import warnings
@@ -23,7 +24,10 @@ import torch
 from oarlock import models
 from oarlock.generate import TextStream, generate
 from oarlock.models import Decoder, DecoderConfig
+from oarlock.train.build import choose_device
+from oarlock.train.limits import MAX_THREADS
 
+_HALF_CHARACTER = re.compile("[\ud800-\udfff]")
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -53,29 +57,30 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--dtype", choices=_DTYPES, help="default: float32 on the CPU, else as stored")
     parser.add_argument("--no-stream", action="store_true", help="print the first text too only when it is complete")
     parser.add_argument("--threads", type=int, metavar="N", help="CPU threads")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, collects="prompt")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Generate as `args` say; 0, or 130 after Ctrl-C. Warnings become lines on stderr."""
+    """Generate as `args` say; 0, or 130 after Ctrl-C."""
     with warnings.catch_warnings():
         warnings.simplefilter("always", UserWarning)
-        warnings.showwarning = lambda message, *_, **__: print(f"oarlock generate: {message}", file=sys.stderr)
         return _run(args)
 
 
 def _run(args: argparse.Namespace) -> int:
     if args.num_samples < 1:
         raise ValueError(f"--num-samples must be at least 1, got {args.num_samples}")
+    if not -(2**63) <= args.seed < 2**63 - args.num_samples:
+        raise ValueError(f"--seed must fit 64 bits, got {args.seed}")
     if args.threads is not None:
-        if args.threads < 1:
-            raise ValueError(f"--threads must be at least 1, got {args.threads}")
+        if not 1 <= args.threads <= MAX_THREADS:
+            raise ValueError(f"--threads must lie in [1, {MAX_THREADS}], got {args.threads}")
         torch.set_num_threads(args.threads)
     prompts = [prompt for prompt in _read_prompts(args) for _ in range(args.num_samples)]
     source = _find(args.model)
     tokenizer, num_tokens = _load_tokenizer(source)
     begins, ends = (_special_ids(source, tokenizer, kind) for kind in ("bos", "eos"))
-    device = torch.device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    device = choose_device(args.device or "auto", "--device")
     dtype = _DTYPES[args.dtype] if args.dtype else torch.float32 if device.type == "cpu" else None
     model = source.load(dtype, device)
 
@@ -209,14 +214,25 @@ def _read_json(file: Path) -> dict[str, Any]:
 
 
 def _read_prompts(args: argparse.Namespace) -> list[str]:
-    prompts = [sys.stdin.read() if prompt == "-" else prompt for prompt in args.prompt]
+    prompts = [_read_text("-") if prompt == "-" else prompt for prompt in args.prompt]
+    for prompt in prompts:
+        if _HALF_CHARACTER.search(prompt):  # how Python passes on bytes of the command line that are not UTF-8
+            raise ValueError(f"the prompt {prompt!r} is not UTF-8 text")
     if args.prompts is not None:
-        text = sys.stdin.read() if args.prompts == "-" else Path(args.prompts).read_text(encoding="utf-8")
-        lines = [line for line in text.splitlines() if line]
+        lines = [line for line in _read_text(args.prompts).splitlines() if line]
         if not lines:
             raise ValueError(f"--prompts {args.prompts} holds no prompt")
         prompts += lines
     return prompts or [""]
+
+
+def _read_text(file: str) -> str:
+    """The text of a file, or of standard input for `-`."""
+    try:
+        return sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        name = "standard input" if file == "-" else file
+        raise ValueError(f"{name}: byte {error.start} is no UTF-8 text") from None
 
 
 def _heading(row: int, num_rows: int) -> str:

@@ -1,10 +1,13 @@
 """`oarlock <command>`: dispatch only. Every command lives in a module of its own with `add_parser` and `run`."""
 
 import argparse
+import contextlib
 import importlib
 import os
 import sys
+import warnings
 from collections.abc import Sequence
+from typing import Any
 
 from oarlock import __version__
 
@@ -20,22 +23,46 @@ COMMANDS = {
 
 def entry() -> None:
     """Console entry point: exits with the command's status."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # started with the stream closed; the next opened file would take its place
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - lives as long as the process
     sys.exit(main(sys.argv[1:]))
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run one command line. User errors end as one line on stderr and status 2.
+    """Run one command line. User errors end as one line on stderr and status 2, Ctrl-C as one and status 130.
 
     Set `OARLOCK_TRACEBACK=1` to see the full traceback instead.
     """
-    # An OpenMP team that waits busily costs 10x when cores are shared, one that sleeps at once 7 % of a training step:
-    # wait for about 0.1 ms. Must be set before torch is imported.
+    # A busy-waiting OpenMP team costs 10x when cores are shared; must be set before torch is imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    os.environ.setdefault("GOMP_SPINCOUNT", "2000")
+    command = next((word for word in arguments if not word.startswith("-")), "")
+    name = f"oarlock {command}" if command in COMMANDS else "oarlock"
+    try:
+        with warnings.catch_warnings():
+            _show_warnings_in_one_line(name)
+            return _dispatch(arguments, command)
+    except BrokenPipeError:  # whoever read the output has seen enough
+        discard_output()
+        return 141
+    except KeyboardInterrupt:
+        if os.environ.get("OARLOCK_TRACEBACK"):
+            raise
+        print(f"{name}: interrupted", file=sys.stderr)
+        return 130
+    except (ValueError, OSError, RuntimeError, ImportError, MemoryError) as error:
+        if os.environ.get("OARLOCK_TRACEBACK"):
+            raise
+        print(f"{name}: {str(error) or type(error).__name__}", file=sys.stderr)
+        if type(error) is RuntimeError:  # not one of ours: where it came from may matter
+            print("OARLOCK_TRACEBACK=1 shows the full traceback", file=sys.stderr)
+        return 2
+
+
+def _dispatch(arguments: Sequence[str], command: str) -> int:
     parser = argparse.ArgumentParser(prog="oarlock", description="Train large models, take them to inference.")
     parser.add_argument("--version", action="version", version=f"oarlock {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")
-    command = next((word for word in arguments if not word.startswith("-")), None)
     for name, summary in COMMANDS.items():
         if name == command:  # importing only what runs keeps `oarlock --help` instant
             importlib.import_module(f"oarlock.cli.{name}").add_parser(subparsers)
@@ -45,17 +72,41 @@ def main(arguments: Sequence[str]) -> int:
     if parsed.command is None:
         parser.print_help()
         return 0
-    accepts_overrides = getattr(parsed, "accepts_overrides", False)
-    if rest and not accepts_overrides:
+    if getattr(parsed, "accepts_overrides", False):
+        parsed.overrides, rest = rest, []
+    if (collects := getattr(parsed, "collects", "")) and (words := _plain_words(rest)) is not None:
+        getattr(parsed, collects).extend(words)
+        rest = []
+    if rest:
         parser.error(f"unrecognised arguments: {' '.join(rest)}")
-    if accepts_overrides:
-        parsed.overrides = rest
-    try:
-        return parsed.run(parsed)
-    except (ValueError, OSError, RuntimeError, ImportError) as error:
-        if os.environ.get("OARLOCK_TRACEBACK"):
-            raise
-        print(f"oarlock {parsed.command}: {error}", file=sys.stderr)
-        if type(error) is RuntimeError:  # not one of ours: where it came from may matter
-            print("OARLOCK_TRACEBACK=1 shows the full traceback", file=sys.stderr)
-        return 2
+    return parsed.run(parsed)
+
+
+def _show_warnings_in_one_line(name: str) -> None:
+    show = warnings.showwarning
+
+    def show_in_one_line(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+        if category is UserWarning:  # ours: about the user's files and settings, not about a line of code
+            print(f"{name}: {message}", file=sys.stderr)
+        else:
+            show(message, category, *where, **more)
+
+    warnings.showwarning = show_in_one_line
+
+
+def discard_output() -> None:
+    """Send standard output nowhere, where it can no longer be written."""
+    with contextlib.suppress(OSError, ValueError):  # a stream without a file descriptor has nothing to redirect
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _plain_words(words: Sequence[str]) -> list[str] | None:
+    """Positional words that argparse left over because options came before them; None if there is an option.
+
+    All that follows a `--` is positional.
+    """
+    end = words.index("--") if "--" in words else len(words)
+    plain = list(words[:end])
+    if any(word.startswith("-") and word != "-" for word in plain):
+        return None
+    return plain + list(words[end + 1 :])

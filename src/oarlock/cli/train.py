@@ -29,9 +29,12 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def run(args: argparse.Namespace) -> int:
     """Train as configured; on the first rank, print the resolved configuration before and a sample after."""
-    from oarlock.train.config import load_config
+    from oarlock.train.config import load_config, print_options
 
-    config = load_config(args.config, ["--help"] if args.options else args.overrides)
+    config = load_config(args.config, args.overrides)
+    if args.options:
+        print_options(config)
+        return 0
 
     from oarlock.parallel import initialize
     from oarlock.train.loop import train

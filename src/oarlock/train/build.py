@@ -11,20 +11,28 @@ from oarlock.train.config import DataConfig, ModelConfig, TrainConfig
 from oarlock.train.data import PreparedData, prepare
 
 
-def choose_device(name: str) -> torch.device:
+def choose_device(name: str, key: str = "train.device") -> torch.device:
     """`auto` is CUDA if present (the device of this rank under torchrun), else the CPU.
 
+    Args:
+        name: `auto` or a device of torch (`cpu`, `cuda`, `cuda:1`, ...).
+        key: who asks, for messages.
+
     Raises:
-        ValueError: a device that this machine does not have.
+        ValueError: no device of torch, or one that this machine does not have.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda":
         name = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
-    device = torch.device(name)
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"train.device = {name!r}: torch sees no CUDA device here; use cpu or auto")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ValueError(f"{key} = {name!r}: no device of torch; use auto, cpu, cuda or cuda:N") from None
     if device.type == "cuda":
+        num_devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if (device.index or 0) >= num_devices:
+            raise ValueError(f"{key} = {name!r}: torch sees {num_devices or 'no'} CUDA devices here; use cpu or auto")
         torch.cuda.set_device(device)
     return device
 

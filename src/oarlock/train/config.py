@@ -5,6 +5,7 @@
 The docstring below a field is its help on the command line.
 """
 
+import contextlib
 import dataclasses
 import difflib
 import json
@@ -16,6 +17,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 from oarlock.train.data.corpus import CorpusConfig
+from oarlock.train.limits import check_limits
+
+_PATHS = (
+    "model.directory",
+    "model.config",
+    "data.corpus",
+    "data.validation",
+    "data.tokenizer",
+    "data.cache",
+    "train.out",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +111,7 @@ class ScheduleConfig:
     decay_share: float = 0.5
     """wsd: share of the steps spent decaying."""
     final_factor: float = 0.0
-    """Factor at the last step."""
+    """Factor that the decay ends in; the last step lies one step before its end."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,27 +186,8 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         """Refuse values that no run can use, naming the key."""
-        positive = {
-            "data.sequence_length": self.data.sequence_length,
-            "train.batch_size": self.train.batch_size,
-            "train.accumulation": self.train.accumulation,
-        }
-        for key, value in positive.items():
-            if value < 1:
-                raise ValueError(f"{key} = {value}: must be at least 1")
-        for key, value in {
-            "train.steps": self.train.steps,
-            "train.eval_every": self.train.eval_every,
-            "checkpoint.every": self.checkpoint.every,
-            "checkpoint.keep_last": self.checkpoint.keep_last,
-            "schedule.warmup_steps": self.schedule.warmup_steps,
-            "optimizer.clip_norm": self.optimizer.clip_norm,
-        }.items():
-            if value < 0:
-                raise ValueError(f"{key} = {value}: must not be negative")
-        if not 0 <= self.schedule.decay_share <= 1:
-            raise ValueError(f"schedule.decay_share = {self.schedule.decay_share}: must lie in [0, 1]")
-        if self.train.steps == 0 and self.train.flops <= 0:
+        check_limits(self.to_dict())
+        if self.train.steps == 0 and self.train.flops == 0:
             raise ValueError("nothing to do: set train.steps, or a budget in train.flops (for example 2e13)")
 
     def to_dict(self) -> dict[str, Any]:
@@ -214,43 +207,87 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> TrainConfig:
 
     Args:
         path: TOML file with the sections of `TrainConfig`.
-        overrides: words of a command line after the file's name.
+        overrides: words of a command line after the file's name. Only the result must be complete: a file may leave
+            out what the command line gives.
 
     Raises:
         FileNotFoundError: no such file.
         ValueError: TOML that does not parse, an unknown section or key (the message names the nearest one),
-            or a value of the wrong type.
-        SystemExit: status 2 after a message on stderr, for an override that cannot be applied.
+            a value of the wrong type or beyond its limits.
     """
     path = Path(path)
     if not path.is_file():
-        raise FileNotFoundError(f"no configuration file {path}")
+        raise FileNotFoundError(
+            f"{path} is a folder, not a TOML file" if path.is_dir() else f"no configuration file {path}"
+        )
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        values = tomllib.loads(path.read_text(encoding="utf-8-sig"))  # editors on Windows write a byte order mark
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: not valid TOML: {error}") from None
-    config = config_from_dict(values, where=str(path))
-    return apply_overrides(config, overrides) if overrides else config
-
-
-def apply_overrides(config: TrainConfig, overrides: Sequence[str]) -> TrainConfig:
-    """Apply command-line words; `--help` among them prints every option with its default and leaves."""
-    import tyro  # only the command line needs it
-
-    spelled = {"true": "True", "false": "False"}
-    words = ["=".join(spelled.get(part, part) for part in word.split("=", 1)) for word in overrides]
-    return tyro.cli(
-        TrainConfig,
-        default=config,
-        args=words,
-        prog="oarlock train CONFIG.toml",
-        config=(tyro.conf.FlagConversionOff,),
-        use_underscores=True,
-    )
+    sections = _typed(values, str(path))
+    for name, content in _typed(_read_overrides(overrides), "command line").items():
+        sections[name] = sections.get(name, {}) | content
+    return _build(sections)
 
 
 def config_from_dict(values: dict[str, Any], where: str = "configuration") -> TrainConfig:
     """Build a `TrainConfig` from nested dicts; same errors as `load_config`."""
+    return _build(_typed(values, where))
+
+
+def print_options(config: TrainConfig) -> None:
+    """List every `--section.key` with its type, meaning and value in `config`."""
+    import tyro  # only the command line needs it
+
+    with contextlib.suppress(SystemExit):
+        tyro.cli(
+            TrainConfig,
+            default=config,
+            args=["--help"],
+            prog="oarlock train CONFIG.toml",
+            config=(tyro.conf.FlagConversionOff,),
+            use_underscores=True,
+        )
+
+
+def _build(sections: dict[str, dict[str, Any]]) -> TrainConfig:
+    hints = typing.get_type_hints(TrainConfig)
+    return TrainConfig(**{name: hints[name](**content) for name, content in sections.items()})
+
+
+def _read_overrides(words: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Section -> key -> value, read as the key's type; unknown keys are left to `_typed`."""
+    hints = typing.get_type_hints(TrainConfig)
+    values: dict[str, dict[str, Any]] = {}
+    left = list(words)
+    while left:
+        option, equals, text = left.pop(0).partition("=")
+        section, dot, name = option.removeprefix("--").replace("-", "_").partition(".")
+        if not option.startswith("--") or not dot:
+            raise ValueError(
+                f"command line: {option!r} is no --section.key; CONFIG.toml comes first, then its overrides"
+            )
+        if not equals:
+            if not left or left[0].startswith("--"):
+                raise ValueError(f"command line: {option} needs a value: {option} VALUE or {option}=VALUE")
+            text = left.pop(0)
+        kind = typing.get_type_hints(hints[section]).get(name) if section in hints else None
+        values.setdefault(section, {})[name] = _read_text(text, kind)
+    return values
+
+
+def _read_text(text: str, kind: Any) -> Any:
+    """A word of the command line as `kind`; as it is if it cannot be that, which `_convert` then reports."""
+    if kind is bool:
+        return {"true": True, "false": False}.get(text.lower(), text)
+    if kind in (int, float):
+        with contextlib.suppress(ValueError):
+            return kind(text)
+    return text
+
+
+def _typed(values: dict[str, Any], where: str) -> dict[str, dict[str, Any]]:
+    """The same with sections and keys known and values of their types."""
     hints = typing.get_type_hints(TrainConfig)
     sections = {}
     for section, content in values.items():
@@ -259,10 +296,10 @@ def config_from_dict(values: dict[str, Any], where: str = "configuration") -> Tr
         if not isinstance(content, dict):
             raise ValueError(f"{where}: [{section}] must be a section, got {content!r}")
         sections[section] = _section(hints[section], section, content, where)
-    return TrainConfig(**sections)
+    return sections
 
 
-def _section(cls: type, section: str, content: dict[str, Any], where: str) -> Any:
+def _section(cls: type, section: str, content: dict[str, Any], where: str) -> dict[str, Any]:
     hints = typing.get_type_hints(cls)
     converted = {}
     for name, value in content.items():
@@ -270,7 +307,9 @@ def _section(cls: type, section: str, content: dict[str, Any], where: str) -> An
         if name not in hints:
             raise ValueError(f"{where}: unknown key {key}{_nearest(name, hints, prefix=section + '.')}")
         converted[name] = _convert(hints[name], value, key, where)
-    return cls(**converted)
+        if key in _PATHS:
+            converted[name] = _without_tilde(converted[name], key, where)
+    return converted
 
 
 def _convert(kind: Any, value: Any, key: str, where: str) -> Any:
@@ -280,14 +319,28 @@ def _convert(kind: Any, value: Any, key: str, where: str) -> Any:
     if typing.get_origin(kind) is Literal:
         choices = typing.get_args(kind)
         if value not in choices:
-            raise ValueError(f"{where}: {key} = {value!r}: one of {', '.join(choices)}{_nearest(str(value), choices)}")
+            meant = _nearest(str(value), choices).partition("; known")[0]
+            raise ValueError(f"{where}: {key} = {value!r}: one of {', '.join(choices)}{meant}")
         return str(value)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise wrong("a number that fits 64 bits") from None
     if type(value) is not kind:
         names: dict[type, str] = {bool: "true or false", int: "an integer", float: "a number", str: "a string"}
         raise wrong(names[kind])
     return value
+
+
+def _without_tilde(path: str, key: str, where: str) -> str:
+    """A leading ~ is the home folder, also where no shell has replaced it."""
+    if not path.startswith("~"):
+        return path
+    try:
+        return str(Path(path).expanduser())
+    except RuntimeError as error:
+        raise ValueError(f"{where}: {key} = {path!r}: {error}") from None
 
 
 def _nearest(name: str, known: Any, prefix: str = "") -> str:
@@ -300,4 +353,4 @@ def _toml_value(value: Any) -> str:
         return "true" if value else "false"
     if isinstance(value, float):
         return repr(value)
-    return json.dumps(value, ensure_ascii=False)
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # allowed in JSON, not in TOML

@@ -1,0 +1,77 @@
+"""The command line as a whole: what it prints when something is wrong, and the status it leaves with."""
+
+import argparse
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+
+from oarlock.cli import main as cli
+from tiny_run import environment
+
+
+def run_with(action: object, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Exit status of a command that does `action`."""
+
+    class Command:
+        @staticmethod
+        def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+            subparsers.add_parser("doctor").set_defaults(run=action)
+
+    monkeypatch.setattr(cli.importlib, "import_module", lambda _: Command)
+    return cli.main(["doctor"])
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "text"),
+    [
+        (ValueError("a wrong value"), 2, "oarlock doctor: a wrong value\n"),
+        (MemoryError(), 2, "oarlock doctor: MemoryError\n"),
+        (KeyboardInterrupt(), 130, "oarlock doctor: interrupted\n"),
+        (BrokenPipeError(), 141, ""),
+    ],
+)
+def test_an_error_is_one_line_and_a_status(
+    error: BaseException, status: int, text: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(_: argparse.Namespace) -> int:
+        raise error
+
+    assert run_with(fail, monkeypatch) == status
+    assert capsys.readouterr().err == text
+
+
+def test_a_warning_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def warn(_: argparse.Namespace) -> int:
+        warnings.simplefilter("always")
+        warnings.warn("this is slow", stacklevel=2)
+        return 0
+
+    assert run_with(warn, monkeypatch) == 0
+    assert capsys.readouterr().err == "oarlock doctor: this is slow\n"
+
+
+@pytest.mark.parametrize(("close", "status"), [("| head -n 1; exit ${PIPESTATUS[0]}", (0, 141)), (">&-", (0,))])
+def test_nobody_has_to_read_the_output(close: str, status: tuple[int, ...], tmp_path: Path) -> None:
+    config = tmp_path / "run.toml"
+    config.write_text("[train]\nsteps = 1\n", encoding="utf-8")
+    command = f'"{sys.executable}" -m oarlock train "{config}" --options {close}'
+    done = subprocess.run(["bash", "-c", command], env=environment(), capture_output=True, text=True, timeout=60)
+    assert done.returncode in status
+    assert done.stderr == ""
+
+
+def test_ctrl_c_while_it_starts_is_one_line(tmp_path: Path) -> None:
+    """The command hangs in opening a pipe, where the signal reaches it for sure."""
+    pipe = tmp_path / "run.toml"
+    os.mkfifo(pipe)
+    code = (
+        "import os, signal, threading; from oarlock.cli.main import main; "
+        "threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start(); "
+        f"raise SystemExit(main(['generate', '.', '--prompts', {str(pipe)!r}]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (130, "oarlock generate: interrupted\n")
