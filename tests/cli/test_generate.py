@@ -3,12 +3,14 @@
 import io
 import json
 import re
+import shutil
 
 import pytest
 import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from oarlock import checkpoint
 from oarlock.cli.main import main
 from oarlock.train import load_config, train
 from tiny_run import write_config
@@ -156,10 +158,30 @@ def test_unfinished_run_uses_its_newest_checkpoint(tmp_path, capsys):
     assert _run(run, *options) == 0
     exported = capsys.readouterr().out
     (run / "hf").rename(run / "elsewhere")
+    shutil.rmtree(tmp_path / "corpus")  # whatever has become of the text: the run knows its tokenizer
     assert _run(run, *options) == 0
     captured = capsys.readouterr()
     assert captured.out == exported
     assert "is not finished: using its checkpoint of step 2" in captured.err
+
+
+def test_a_checkpoint_that_the_run_replaces_meanwhile_is_not_missed(tmp_path, capsys, monkeypatch):
+    config = write_config(tmp_path)
+    run = config.with_suffix("")
+    train(load_config(config, ["--train.steps", "2"]))
+    shutil.rmtree(run / "hf")
+    load, loaded = checkpoint.load_checkpoint, []
+
+    def load_first_too_late(path):
+        loaded.append(path.name)
+        if len(loaded) == 1:
+            train(load_config(config, ["--train.steps", "3", "--checkpoint.keep_last", "1"]), resume="auto")
+            shutil.rmtree(run / "hf")
+        return load(path)
+
+    monkeypatch.setattr(checkpoint, "load_checkpoint", load_first_too_late)
+    assert _run(run, "the oar", "--max-new-tokens", 2) == 0
+    assert "using its checkpoint of step 3" in capsys.readouterr().err
 
 
 def test_end_of_the_context_is_announced(folder, capsys):

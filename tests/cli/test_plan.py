@@ -107,7 +107,6 @@ def test_with_the_data_the_plan_has_the_steps_of_the_run(tmp_path: Path, capsys:
     assert main(["plan", str(path), "--read-data", "--peak", "1e12", "--json", *budget]) == 0
     plan = json.loads(capsys.readouterr().out)
     trainer = Trainer(load_config(path, budget), resume="never", mesh=Mesh.build())
-    trainer.log.close()
     assert plan["num_steps"] == trainer.num_steps > 10
     assert plan["parameters"]["total"] == trainer.model.num_parameters()
     assert main(["plan", str(path), "--read-data", "--mean-visible", "9"]) == 2

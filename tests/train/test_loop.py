@@ -77,6 +77,34 @@ def test_divergence_stops_the_run_with_a_dump(tiny: Callable[..., Path]) -> None
     assert not (Path(config.train.out) / "hf").exists()
 
 
+def test_broken_weights_are_never_saved(tiny: Callable[..., Path]) -> None:
+    """The last step's weights overflow: no later loss can tell, and the checkpoint before is the only good one."""
+    flags = ["--optimizer.muon_learning_rate", "1e38", "--schedule.kind", "constant", "--schedule.warmup_steps", "0"]
+    config = load_config(tiny(), [*flags, "--train.steps", "1", "--train.eval_every", "0"])
+    with pytest.raises(NonFiniteLossError, match=r"validation loss .*there is no checkpoint yet"):
+        train(config)
+    out = Path(config.train.out)
+    assert not (out / "checkpoints").exists()
+    assert not (out / "hf").exists()
+    assert "stopped by a loss that is not finite" in (out / "report.html").read_text(encoding="utf-8")
+    assert not json.loads((out / "status.json").read_text())["finished"]
+
+
+def test_both_ranks_dump_their_batches(tiny: Callable[..., Path]) -> None:
+    config = tiny()
+    flags = ("--optimizer.learning_rate", "1e30", "--optimizer.clip_norm", "0", "--schedule.warmup_steps", "0")
+    launcher = ("torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    status, output = finish(start_training(config, *flags, launcher=launcher))
+    assert status != 0
+    assert "non-finite-step-" in output
+    (dump,) = config.with_suffix("").glob("non-finite-step-*")
+    assert sorted(p.name for p in dump.iterdir()) == [
+        "batch-rank-0.safetensors",
+        "batch-rank-1.safetensors",
+        "facts.json",
+    ]
+
+
 def test_bf16_follows_fp32(tiny: Callable[..., Path]) -> None:
     runs = [train(load_config(tiny(d), ["--train.dtype", d, "--train.steps", "6"])) for d in ("fp32", "bf16")]
     a, b = (recorded(r.directory) for r in runs)

@@ -1,5 +1,6 @@
 """Metrics: strict JSON, every step once after any crash, and TensorBoard's own reader sees the same."""
 
+import errno
 import json
 import math
 import os
@@ -7,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -162,3 +164,29 @@ def test_killed_runs_leave_every_step_once(tmp_path: Path) -> None:
     log = MetricsLog(tmp_path, tensorboard=False)
     log.resume(resumed)
     assert [r["step"] for r in read_metrics(tmp_path)] == list(range(1, resumed + 1))
+
+
+class FillingDisk:
+    """A file on a disk that takes `room` bytes more."""
+
+    def __init__(self, file: Any, room: int) -> None:
+        self.file, self.room = file, room
+
+    def write(self, data: bytes) -> int:
+        if self.room == 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        written = self.file.write(data[: self.room])
+        self.room -= written
+        return written
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.file, name)
+
+
+def test_a_full_disk_is_named_and_loses_at_most_the_last_line(tmp_path: Path) -> None:
+    with MetricsLog(tmp_path, tensorboard=False) as log:
+        log.write("train", 1, loss=1.0)
+        log._file = FillingDisk(log._file, room=7)  # pyright: ignore
+        with pytest.raises(OSError, match=r"No space left on device: '.*metrics\.jsonl'"):
+            log.write("train", 2, loss=2.0)
+    assert [r["step"] for r in read_metrics(tmp_path)] == [1]

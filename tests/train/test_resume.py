@@ -4,6 +4,7 @@ import json
 import os
 import random
 import signal
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -67,6 +68,56 @@ def test_a_polite_signal_saves_and_leaves(tiny: Callable[..., Path], number: sig
     assert not stopped["finished"]
     (saved,) = list_checkpoints(run / "checkpoints")
     assert load_checkpoint(saved).step == stopped["step"] == recorded(run)[-1]["step"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_that_comes_twice_is_one_request(tiny: Callable[..., Path], number: signal.Signals) -> None:
+    """Launchers hand on to their workers what a scheduler has sent to every process of a job."""
+    config = tiny("asked")
+    process = start_training(config, "--train.steps", "100000", "--checkpoint.every", "0")
+    wait_for_step(process, config.with_suffix(""), 3)
+    for _ in range(3):
+        process.send_signal(number)
+        time.sleep(0.002)
+    status, output = finish(process)
+    assert status == 0, output
+    assert len(list_checkpoints(config.with_suffix("") / "checkpoints")) == 1
+
+
+def test_a_second_ctrl_c_interrupts_in_one_line(tiny: Callable[..., Path]) -> None:
+    """Two at once find the process before its next step ends; it has not saved since the last checkpoint."""
+    config = tiny("asked")
+    long = ("--data.sequence_length", "64", "--train.accumulation", "400", "--train.steps", "1000")
+    process = start_training(config, *long, "--checkpoint.every", "0", "--train.eval_every", "0")
+    wait_for_step(process, config.with_suffix(""), 1)
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    status, output = finish(process)
+    assert status == 130, output
+    assert output.endswith("oarlock train: interrupted\n")
+    assert "Traceback" not in output
+
+
+def test_one_rank_is_asked_and_all_leave(tiny: Callable[..., Path]) -> None:
+    """Then the run goes on with another number of ranks, through what is left of its budget."""
+    config = tiny("asked")
+    run = config.with_suffix("")
+    options = ("--train.steps", "0", "--train.flops", "2e9", "--train.eval_every", "0", "--train.batch_size", "1")
+    launcher = ("torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    process = start_training(config, *options, launcher=launcher)
+    wait_for_step(process, run, 3)
+    os.kill(int(subprocess.check_output(["pgrep", "-P", str(process.pid)]).split()[-1]), signal.SIGTERM)
+    status, output = finish(process)
+    assert status == 0, output
+    stopped = json.loads((run / "status.json").read_text())
+    assert stopped["step"] < stopped["steps"]
+    status, output = finish(start_training(config, "--resume", "auto", *options))
+    assert status == 0, output
+    records = [r for r in recorded(run) if r["kind"] == "train"]
+    assert [r["step"] for r in records] == list(range(1, len(records) + 1))
+    assert records[-1]["flops"] == pytest.approx(2e9, rel=0.02)
+    assert len(records) == pytest.approx(2 * stopped["steps"] - stopped["step"], rel=0.02)
 
 
 def test_resuming_refuses_another_model_or_other_data(tiny: Callable[..., Path]) -> None:

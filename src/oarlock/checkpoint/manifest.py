@@ -20,7 +20,7 @@ from oarlock.digest import Digest64
 FORMAT = "oarlock-checkpoint"
 VERSION = 1
 MANIFEST_NAME = "oarlock.json"
-ADVICE = "restore it from a copy or use another checkpoint (`latest_checkpoint(root, fall_back=True)`)"
+ADVICE = "restore it from a copy, or move it away and use the checkpoint before it"
 
 _STEP_DIRECTORY = re.compile(r"step-(\d+)(?:\.(\d+))?")
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*")

@@ -39,6 +39,11 @@ class Checkpoint:
         """Names of the tensors of a group, in the order in which they were saved."""
         return list(self._entries(group, rank))
 
+    def shapes(self, group: str, *, rank: int | None = None) -> dict[str, tuple[int, ...]]:
+        """Shapes of the tensors of a group by name; nothing is read."""
+        entries = self._entries(group, rank)
+        return {name: entries[self._source(entries, group, name)].shape for name in entries}
+
     def tensors(
         self,
         group: str,

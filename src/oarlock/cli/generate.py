@@ -64,10 +64,11 @@ def run(args: argparse.Namespace) -> int:
     """Generate as `args` say; 0, or 130 after Ctrl-C."""
     with warnings.catch_warnings():
         warnings.simplefilter("always", UserWarning)
-        return _run(args)
+        return continue_prompts(args, _read_prompts(args))
 
 
-def _run(args: argparse.Namespace) -> int:
+def continue_prompts(args: argparse.Namespace, prompts: list[str]) -> int:
+    """Print continuations of `prompts`, with the options in `args`."""
     if args.num_samples < 1:
         raise ValueError(f"--num-samples must be at least 1, got {args.num_samples}")
     if not -(2**63) <= args.seed < 2**63 - args.num_samples:
@@ -76,7 +77,7 @@ def _run(args: argparse.Namespace) -> int:
         if not 1 <= args.threads <= MAX_THREADS:
             raise ValueError(f"--threads must lie in [1, {MAX_THREADS}], got {args.threads}")
         torch.set_num_threads(args.threads)
-    prompts = [prompt for prompt in _read_prompts(args) for _ in range(args.num_samples)]
+    prompts = [prompt for prompt in prompts for _ in range(args.num_samples)]
     source = _find(args.model)
     tokenizer, num_tokens = _load_tokenizer(source)
     begins, ends = (_special_ids(source, tokenizer, kind) for kind in ("bos", "eos"))
@@ -149,26 +150,30 @@ def _hugging_face_loader(folder: Path) -> Callable[[torch.dtype | None, torch.de
 
 def _from_checkpoint(run: Path) -> _Source:
     """A run that has not exported its model yet."""
-    from oarlock.checkpoint import latest_checkpoint, load_checkpoint
-    from oarlock.train.build import decoder_config, prepare_data
-    from oarlock.train.config import load_config
+    from oarlock.checkpoint import CheckpointError, latest_checkpoint, load_checkpoint
 
-    newest = latest_checkpoint(run / "checkpoints") if (run / "checkpoints").is_dir() else None
-    if newest is None:
-        raise ValueError(f"{run} holds neither an exported model (hf/) nor a checkpoint: train it first")
-    checkpoint = load_checkpoint(newest)
-    settings = load_config(run / "config.toml")
-    data = prepare_data(settings.data, settings.model)
-    config = decoder_config(settings.model, data.vocab_size, settings.data.sequence_length)
+    while True:
+        newest = latest_checkpoint(run / "checkpoints")
+        if newest is None:
+            raise ValueError(f"{run} holds neither an exported model (hf/) nor a checkpoint: train it first")
+        try:
+            checkpoint = load_checkpoint(newest)
+            config = models.read_config(checkpoint.file("config.json"))
+            weights = checkpoint.tensors("model")
+            break
+        except (CheckpointError, OSError):
+            if latest_checkpoint(run / "checkpoints") == newest:
+                raise
+            # the run has replaced it meanwhile
 
     def load(dtype: torch.dtype | None, device: torch.device) -> Decoder:
         print(f"{run} is not finished: using its checkpoint of step {checkpoint.step}", file=sys.stderr)
         with torch.device("meta"):
             model = Decoder(config)
-        model.load_state_dict(checkpoint.tensors("model", device=device), assign=True)
-        return model.to(dtype=dtype)
+        model.load_state_dict(weights, assign=True)
+        return model.to(device=device, dtype=dtype)
 
-    return _Source(config, data.tokenizer_path, load)
+    return _Source(config, run / "tokenizer", load)
 
 
 def _load_tokenizer(source: _Source) -> tuple[Any, int]:

@@ -95,9 +95,9 @@ def _show_warnings_in_one_line(name: str) -> None:
 
 
 def discard_output() -> None:
-    """Send standard output nowhere, where it can no longer be written."""
-    with contextlib.suppress(OSError, ValueError):  # a stream without a file descriptor has nothing to redirect
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    """Send the process's standard output nowhere, where nobody reads it any more."""
+    with contextlib.suppress(AttributeError, OSError, ValueError):  # a stream without a descriptor has no pipe
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno())  # type: ignore[union-attr]
 
 
 def _plain_words(words: Sequence[str]) -> list[str] | None:

@@ -3,9 +3,13 @@
 import argparse
 import io
 import sys
-from contextlib import redirect_stdout
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any, TextIO
+
+from oarlock.cli.main import discard_output
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -54,24 +58,34 @@ def run(args: argparse.Namespace) -> int:
                 return 0
         if is_first:
             if config.train.sample:
-                _sample(directory.path, config.train.sample)
+                _sample(directory.path, config.train.sample, config.train.device)
             print(f"\nreport    {directory.report}\nweights   {directory.export}", file=sys.stderr)
             print(f'continue  oarlock generate {directory.path} "your prompt"', file=sys.stderr)
     return 0
 
 
-def _sample(run_directory: Path, prompt: str) -> None:
+def _sample(run_directory: Path, prompt: str, device: str) -> None:
     """Continue a prompt with the finished model, on stdout and in the report."""
-    from oarlock.cli.main import main
+    from oarlock.cli import generate
     from oarlock.train.metrics import MetricsLog, read_metrics
     from oarlock.train.report import write_report
 
+    parser = argparse.ArgumentParser()
+    generate.add_parser(parser.add_subparsers())
+    options = ["--max-new-tokens", "160", "--temperature", "0.8"]
+    options += [] if device == "auto" else ["--device", device]
     heard = _Tee(sys.stdout)
-    with redirect_stdout(heard):
-        main(["generate", str(run_directory), prompt, "--max-new-tokens", "160", "--temperature", "0.8"])
+    try:
+        with redirect_stdout(heard), warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # a short context shortens the sample: nobody asked for 160
+            generate.continue_prompts(parser.parse_args(["generate", str(run_directory), *options]), [prompt])
+    except ValueError as error:  # the run itself has succeeded
+        print(f"oarlock train: no sample: {error}", file=sys.stderr)
+        return
     records = read_metrics(run_directory)
-    if not any(r.get("event") == "sample" for r in records):
-        last_step = max(r["step"] for r in records)
+    samples = [record["text"] for record in records if record.get("event") == "sample"]
+    if samples[-1:] != [heard.getvalue()]:
+        last_step = max(record["step"] for record in records)
         with MetricsLog(run_directory, tensorboard=False) as log:
             log.resume(last_step)
             log.write("event", last_step, event="sample", prompt="", text=heard.getvalue())
@@ -86,8 +100,17 @@ class _Tee(io.StringIO):
         self._onward = onward
 
     def write(self, text: str, /) -> int:
-        self._onward.write(text)
+        with self._or_nowhere():
+            self._onward.write(text)
         return super().write(text)
 
     def flush(self, *_: Any) -> None:
-        self._onward.flush()
+        with self._or_nowhere():
+            self._onward.flush()
+
+    @contextmanager
+    def _or_nowhere(self) -> Iterator[None]:
+        try:
+            yield
+        except BrokenPipeError:  # nobody reads on, but the report does
+            discard_output()

@@ -110,8 +110,13 @@ class Page:
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
         partial = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-        partial.write_text(self.html(), encoding="utf-8")
-        os.replace(partial, target)
+        try:
+            partial.write_text(self.html(), encoding="utf-8")
+            os.replace(partial, target)
+        except OSError as error:
+            partial.unlink(missing_ok=True)
+            error.filename = str(target)
+            raise
         return target
 
 

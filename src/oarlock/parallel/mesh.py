@@ -164,6 +164,11 @@ class Mesh:
         Raises:
             RuntimeError: on the other ranks, if `action` failed on rank 0, which raises its own error.
         """
+        result = self.first_rank_only(action)
+        return action() if result is None and Ranks().rank > 0 else result  # type: ignore[return-value]
+
+    def first_rank_only(self, action: Callable[[], T]) -> T | None:
+        """Run `action` on rank 0 of the job while all others wait; they return None. Errors as in first_rank_first."""
         ranks = Ranks()
         result, error = None, None
         if ranks.rank == 0:
@@ -174,11 +179,9 @@ class Mesh:
         reason = ranks.gather(None if error is None else f"{type(error).__name__}: {error}")[0]
         if error is not None:
             raise error
-        if ranks.rank == 0:
-            return result  # type: ignore[return-value]
         if reason is not None:
             raise RuntimeError(f"rank 0 failed: {reason}")
-        return action()
+        return result
 
     def _replicas(self) -> list[dist.ProcessGroup | None]:
         return [self.group(axis) for axis in REPLICA_AXES if axis in self._axes and self.size(axis) > 1]

@@ -12,21 +12,21 @@ import json
 import math
 import shutil
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from oarlock import _native, checkpoint, models
+from oarlock.checkpoint import Checkpoint
 from oarlock.ops.peak import matmul_peak
 from oarlock.parallel import Mesh
 from oarlock.train.build import build_model, choose_device, decoder_config, prepare_data
 from oarlock.train.config import TrainConfig
 from oarlock.train.data import Batch, EvaluationLoader, PackedLoader, PreparedData
-from oarlock.train.divergence import NonFiniteLossError, dump_step
+from oarlock.train.divergence import NonFiniteLossError, dump_batches, dump_facts
 from oarlock.train.environment import environment, peak_memory_bytes
 from oarlock.train.evaluate import Evaluation, batch_mask, evaluate, summed_loss
 from oarlock.train.metrics import MetricsLog
@@ -36,21 +36,10 @@ from oarlock.train.report import write_report
 from oarlock.train.run import RunDirectory
 from oarlock.train.schedule import learning_rate_factor
 from oarlock.train.signals import StopRequest
+from oarlock.train.state import TrainingState
 from oarlock.train.units import format_count
 
-
-@dataclass
-class LoopState:
-    """What the loop has done so far; saved with every checkpoint."""
-
-    step: int = 0
-    tokens: int = 0
-    """Input tokens, padding included: what the model computed on."""
-    flops: float = 0.0
-    """Model FLOPs, forward and backward."""
-    seconds: float = 0.0
-    """Time in optimizer steps, without evaluation and saving."""
-    best_bits_per_byte: float = math.inf
+_MOST_STEPS = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -89,7 +78,8 @@ class Trainer:
         self.config, self.mesh = config, mesh
         self.rank, self.num_ranks = mesh.rank("data"), mesh.size("data")
         self.directory = RunDirectory(config.train.out)
-        resume_from = self.directory.start_or_resume(config, resume)
+        self.resume = resume
+        self.resume_from = self.directory.start_or_resume(config, resume)
         if config.train.threads:
             torch.set_num_threads(config.train.threads)
         self.device = choose_device(config.train.device)
@@ -105,17 +95,13 @@ class Trainer:
         self.model = build_model(config, architecture, self.device)
         mesh.check_same_parameters(self.model)
         self.optimizers = build_optimizers(self.model, config.optimizer)
+        self.saved = TrainingState(self.model, self.optimizers, self.loader, self.data.directory.name)
         self.num_steps = config.train.steps or self._steps_for(config.train.flops)
-        self.state = LoopState()
-        if resume_from is not None:
-            self._load(resume_from)
-        mesh.barrier()
-        if self.rank == 0:
-            self.directory.prepare(config)
-            self._write_status(finished=False, stopped_by="")
-            self.log = MetricsLog(self.directory.path, tensorboard=config.train.tensorboard)
-            self.log.resume(self.state.step if resume_from is not None else -1)
-        self.resumed = resume_from is not None
+        if self.resume_from is not None:
+            saved = self.saved.load(self.resume_from, device=self.device, rank=self.rank, num_ranks=self.num_ranks)
+            self.num_steps = self._steps_after(saved)
+        self.state = self.saved.loop
+        self.state.num_steps = self.num_steps
         self.peak = matmul_peak(torch.float32 if config.train.dtype == "fp32" else torch.bfloat16, self.device)
         self.last_evaluation: Evaluation | None = None
 
@@ -124,13 +110,13 @@ class Trainer:
     def run(self) -> TrainResult:
         """Train to the last step, or until a signal asks to stop; then save, export and report."""
         train = self.config.train
-        with (
-            Progress(self.num_steps, every=train.log_every, rank=self.rank) as progress,
-            StopRequest() as stop,
-            collection_at_chosen_steps(train.gc_every > 0),
-        ):
+        with ExitStack() as cleanup:
+            self.mesh.first_rank_only(lambda: self._open(cleanup))
+            progress = cleanup.enter_context(Progress(self.num_steps, every=train.log_every, rank=self.rank))
+            stop = cleanup.enter_context(StopRequest())
+            cleanup.enter_context(collection_at_chosen_steps(train.gc_every > 0))
             self._announce(progress)
-            if not self.resumed:
+            if self.resume_from is None:
                 self._evaluate(progress)
             progress.start(self.state.step)
             stopped_by = ""
@@ -148,7 +134,7 @@ class Trainer:
                     gc.collect()
             finished = self.state.step == self.num_steps
             if finished:
-                self._export()
+                self.mesh.first_rank_only(self._export)
             elif self.rank == 0:
                 progress.note(f"stopped by {stopped_by}: step {self.state.step} is saved; --resume auto continues")
             self._finish(finished, stopped_by)
@@ -176,7 +162,7 @@ class Trainer:
         loss = loss_sum / num_targets
         norm = self._clip_gradients()
         if not (math.isfinite(loss) and math.isfinite(norm)):
-            raise self._stop_diverged(step, loss, norm, batches)
+            raise self._diverged(f"loss {loss}, gradient norm {norm}", loss, norm, batches)
         for optimizer in self.optimizers.values():
             optimizer.step()
             optimizer.zero_grad()
@@ -214,16 +200,22 @@ class Trainer:
         limit = self.config.optimizer.clip_norm or math.inf
         return torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit).item()
 
-    def _stop_diverged(self, step: int, loss: float, norm: float, batches: list[Batch]) -> NonFiniteLossError:
+    def _diverged(self, what: str, loss: float, norm: float, batches: Sequence[Batch] = ()) -> NonFiniteLossError:
+        """Dump the state of a step that went wrong, and say in metrics, status and report that the run ended there."""
+        step = self.state.step + bool(batches)
         dump = self.directory.path / f"non-finite-step-{step}"
+        self.mesh.first_rank_only(lambda: dump_facts(dump, step, loss, norm, self.model))
+        dump_batches(dump, batches, self.rank, self.num_ranks)
         if self.rank == 0:
-            dump_step(dump, step, loss, norm, self.model, batches)
             self.log.write("event", step, event="non_finite", loss=loss, grad_norm=norm)
-            self.log.close()
+            self.log.sync()
+            self._write_status(finished=False, stopped_by="a loss that is not finite")
+            write_report(self.directory.path)
+        kept = checkpoint.list_checkpoints(self.directory.checkpoints)
         return NonFiniteLossError(
-            f"step {step}: loss {loss}, gradient norm {norm}. The batch of rank 0 and the names of all gradients "
-            f"and weights that are not finite: {dump}. The last good checkpoint is untouched. Lower the learning "
-            "rate or raise the warm-up."
+            f"step {step}: {what}. {dump} holds the batches and the names of all gradients and weights that are not "
+            f"finite; {f'the last checkpoint is {kept[-1].name}' if kept else 'there is no checkpoint yet'}. "
+            "Lower the learning rate or raise the warm-up."
         )
 
     # ---------------------------------------------------------------------------------------------------- set-up
@@ -237,7 +229,34 @@ class Trainer:
         sequences = self.config.train.batch_size * self.config.train.accumulation * self.num_ranks
         length = self.config.data.sequence_length
         per_step = self.model.flops_per_token(self.loader.packing.mean_visible) * sequences * length
-        return max(1, int(budget / per_step))
+        return max(1, int(min(budget / per_step, _MOST_STEPS)))
+
+    def _steps_after(self, saved: Checkpoint) -> int:
+        """The last step of a run that goes on from a checkpoint: as asked or planned before, unless ranks or budget
+        have changed; then what is left of the budget."""
+        step, spent, budget = self.saved.loop.step, self.saved.loop.flops, self.config.train.flops
+        if self.config.train.steps:
+            num_steps = self.config.train.steps
+        elif (saved.world_size, saved.state["budget"]) == (self.num_ranks, budget):
+            num_steps = self.saved.loop.num_steps
+        elif budget < spent and budget != saved.state["budget"]:
+            raise ValueError(f"{saved.path} has spent {spent:.3g} FLOPs, more than train.flops = {budget:.3g}")
+        else:
+            num_steps = step + (self._steps_for(budget - spent) if budget > spent else 0)
+        if step > num_steps:
+            raise ValueError(f"{saved.path} is at step {step}, beyond the {num_steps} steps asked for")
+        return num_steps
+
+    def _open(self, cleanup: ExitStack) -> None:
+        """Take the folder of the run, for the first rank; nothing has been written before."""
+        cleanup.enter_context(self.directory.claimed())
+        if self.directory.start_or_resume(self.config, self.resume) != self.resume_from:
+            raise ValueError(f"another process has trained in {self.directory.path} meanwhile; start again")
+        self.directory.prepare(self.config, self.data.tokenizer_path)
+        self._write_status(finished=False, stopped_by="")
+        self.log = MetricsLog(self.directory.path, tensorboard=self.config.train.tensorboard)
+        cleanup.callback(self.log.close)
+        self.log.resume(-1 if self.resume_from is None else self.state.step)
 
     def _announce(self, progress: Progress) -> None:
         packing = self.loader.packing.report
@@ -253,10 +272,10 @@ class Trainer:
         progress.note(f"data      {format_count(self.data.train.num_targets)} tokens, {packing}")
         progress.note(f"mask      density {density:.3f} of S x S" + "".join(within))
         progress.note(f"machine   matmul peak {self.peak / 1e9:.0f} GFLOP/s, {torch.get_num_threads()} threads")
-        if self.resumed:
+        if self.resume_from is not None:
             progress.note(f"resumed   at step {self.state.step} of {self.num_steps}")
         if self.rank == 0:
-            event = "resume" if self.resumed else "start"
+            event = "start" if self.resume_from is None else "resume"
             details = {
                 "num_steps": self.num_steps,
                 "num_parameters": count,
@@ -282,52 +301,23 @@ class Trainer:
             f"eval      step {self.state.step}: {result.bits_per_byte:.4f} bits per byte, "
             f"loss {result.loss:.4f}, {seconds:.1f} s"
         )
+        if not math.isfinite(result.loss):
+            raise self._diverged(f"validation loss {result.loss}", result.loss, math.nan)
 
     def _save(self, stopped_by: str) -> None:
+        if not all(bool(p.isfinite().all()) for p in self.model.parameters()):
+            raise self._diverged("the optimizer has made weights that are not finite", math.nan, math.nan)
         if self.rank == 0:
             self.log.sync()  # the metrics are never behind a checkpoint
-        parameters = dict(self.model.named_parameters())
-        tensors: dict[str, dict[str, Tensor]] = {"model": self.model.state_dict()}
-        optimizer_states = {}
-        for name, optimizer in self.optimizers.items():
-            tensors[f"optimizer_{name}"] = checkpoint.optimizer_tensors(optimizer, parameters.items())
-            optimizer_states[name] = checkpoint.optimizer_state(optimizer, parameters.items())
-        rng_tensors, rng_state = checkpoint.capture_rng()
-        checkpoint.save_checkpoint(
-            self.directory.checkpoints,
-            self.state.step,
-            tensors=tensors,
-            state={"loop": asdict(self.state), "loader": self.loader.state_dict(), "optimizers": optimizer_states},
-            rank_tensors={"rng": rng_tensors},
-            rank_state=rng_state,
-            files={"config.toml": self.config.to_toml().encode()},
-            keep_last=self.config.checkpoint.keep_last or None,
-            overwrite=True,
-        )
+        self.saved.save(self.directory.checkpoints, self.config)
         self._write_status(finished=False, stopped_by=stopped_by)
-
-    def _load(self, path: Path) -> None:
-        saved = checkpoint.load_checkpoint(path)
-        self.model.load_state_dict(saved.tensors("model", device=self.device))
-        parameters = dict(self.model.named_parameters())
-        for name, optimizer in self.optimizers.items():
-            tensors = saved.tensors(f"optimizer_{name}", device=self.device)
-            options = saved.state["optimizers"][name]
-            # the learning rates of this configuration hold, also where they were changed
-            checkpoint.load_optimizer(optimizer, parameters.items(), tensors, options, options=False)
-        self.loader.load_state_dict(saved.state["loader"])
-        self.state = LoopState(**saved.state["loop"])
-        if saved.world_size == self.num_ranks:
-            checkpoint.restore_rng(saved.tensors("rng", rank=self.rank), saved.rank_state(self.rank))
-        if self.state.step > self.num_steps:
-            raise ValueError(f"{path} is at step {self.state.step}, beyond the {self.num_steps} steps asked for")
 
     def _export(self) -> None:
         """The finished model as a Hugging Face folder, published by one rename."""
-        if self.rank == 0:
-            target = self.directory.export
-            building = target.with_name(f".{target.name}.tmp")
-            shutil.rmtree(building, ignore_errors=True)
+        target = self.directory.export
+        building = target.with_name(f".{target.name}.tmp")
+        shutil.rmtree(building, ignore_errors=True)
+        try:
             models.save(self.model, building)
             for file in sorted(self.data.tokenizer_path.iterdir()):
                 shutil.copy(file, building / file.name)
@@ -335,19 +325,21 @@ class Trainer:
             (building / "generation_config.json").write_text(json.dumps(special) + "\n", encoding="utf-8")
             shutil.rmtree(target, ignore_errors=True)
             building.rename(target)
-        self.mesh.barrier()
+        except BaseException:
+            shutil.rmtree(building, ignore_errors=True)
+            raise
 
     def _finish(self, finished: bool, stopped_by: str) -> None:
         if self.rank == 0:
             event = "finished" if finished else "stopped"
             self.log.write("event", self.state.step, event=event, signal=stopped_by)
-            self.log.close()
+            self.log.sync()
             self._write_status(finished, "" if finished else stopped_by)
             write_report(self.directory.path)
 
     def _write_status(self, finished: bool, stopped_by: str) -> None:
         if self.rank == 0:
-            steps = {"step": self.state.step, "steps": self.num_steps}
+            steps = {"step": self.state.step, "steps": self.num_steps, "budget": self.config.train.flops}
             self.directory.write_status(**steps, finished=finished, stopped_by=stopped_by)
 
 

@@ -86,7 +86,13 @@ class MetricsLog:
             self._open()
         assert self._file is not None
         # Unbuffered: one line is one write, so a killed run loses at most the end of its last line.
-        self._file.write(json.dumps(record, allow_nan=False, ensure_ascii=False).encode("utf-8", "replace") + b"\n")
+        line = json.dumps(record, allow_nan=False, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
+        try:
+            while line:  # a disk that fills up takes a part first
+                line = line[self._file.write(line) :]
+        except OSError as error:
+            error.filename = str(self.path)
+            raise
         if self._writer is not None and kind != "event":
             for name, value in values.items():
                 if isinstance(value, (int, float)) and not isinstance(value, bool):

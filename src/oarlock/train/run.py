@@ -1,18 +1,24 @@
 """The folder of a run: what lies where, and the rule that nothing of an earlier run is overwritten.
 
-out/config.toml  metrics.jsonl  status.json  report.html  checkpoints/  hf/  tb/
+out/config.toml  metrics.jsonl  status.json  report.html  tokenizer/  checkpoints/  hf/  tb/
 """
 
 import json
 import os
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from oarlock.checkpoint import latest_checkpoint
+from oarlock.checkpoint import CheckpointError, list_checkpoints
+from oarlock.checkpoint.directory import locked
 from oarlock.train.config import TrainConfig, load_config
 
-# A resumed run must be the same model on the same data in the same order; the rest may change.
+# A resumed run must be the same model on the same data in the same order; the rest may change. Where the data lies may
+# change too: the text itself is compared through a hash in the checkpoint.
 FIXED_SECTIONS = ("model", "data")
+FREE_KEYS = (("data", "cache"), ("data", "corpus"), ("data", "validation"), ("data", "tokenizer"))
 FIXED_KEYS = (("train", "seed"), ("train", "batch_size"), ("train", "accumulation"), ("optimizer", "name"))
 
 
@@ -26,7 +32,9 @@ class RunDirectory:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         self.config = self.path / "config.toml"
+        self.metrics = self.path / "metrics.jsonl"
         self.status = self.path / "status.json"
+        self.tokenizer = self.path / "tokenizer"
         self.checkpoints = self.path / "checkpoints"
         self.export = self.path / "hf"
         self.report = self.path / "report.html"
@@ -40,60 +48,124 @@ class RunDirectory:
 
         Raises:
             ValueError: the folder holds an earlier run and resume is `never`; or that run's configuration differs
-                where it must not.
+                where it must not; or something would be overwritten that the run could not go on from.
             FileNotFoundError: the named checkpoint does not exist.
+            NotADirectoryError: the folder is a file.
         """
-        if resume == "never":
-            if self.config.exists() or self.checkpoints.exists():
-                raise ValueError(
-                    f"{self.path} holds an earlier run; continue it with --resume auto, "
-                    "or choose another folder with --train.out"
-                )
-            return None
-        if resume != "auto":
-            checkpoint = Path(resume)
-            if not checkpoint.is_dir():
-                raise FileNotFoundError(f"--resume {resume}: no such checkpoint folder (auto takes the newest)")
+        if self.path.exists() and not self.path.is_dir():
+            raise NotADirectoryError(f"train.out = {str(self.path)!r} is a file; name a folder")
+        own = list_checkpoints(self.checkpoints)
+        if resume == "never" and (self.config.exists() or own):
+            raise ValueError(
+                f"{self.path} holds an earlier run; continue it with --resume auto, "
+                "or choose another folder with --train.out"
+            )
+        checkpoint = None
+        if resume == "auto" and own:
+            checkpoint = own[-1]
+        elif resume not in ("auto", "never"):
+            checkpoint = self._named_checkpoint(Path(resume).expanduser(), own)
+        if own:
+            self._refuse_changes(config)
         else:
-            found = latest_checkpoint(self.checkpoints) if self.checkpoints.is_dir() else None
-            if found is None:
-                return None
-            checkpoint = Path(found)
-        if self.config.exists():
-            _refuse_changes(load_config(self.config), config, self.config)
+            self._refuse_to_replace()
         return checkpoint
 
-    def prepare(self, config: TrainConfig) -> None:
-        """Create the folder and write the resolved configuration."""
-        self.path.mkdir(parents=True, exist_ok=True)
+    @contextmanager
+    def claimed(self) -> Iterator[None]:
+        """Create the folder and keep other processes from training in it meanwhile.
+
+        Raises:
+            ValueError: another process is at it.
+        """
+        with ExitStack() as lock:
+            try:
+                lock.enter_context(locked(self.path))
+            except CheckpointError:
+                raise ValueError(
+                    f"another process is training in {self.path}; wait for it, or choose another --train.out"
+                ) from None
+            yield
+
+    def prepare(self, config: TrainConfig, tokenizer: Path) -> None:
+        """Write the resolved configuration and a copy of the folder `tokenizer`."""
         write_atomically(self.config, config.to_toml())
+        partial = self.path / f".{self.tokenizer.name}.tmp"
+        shutil.rmtree(partial, ignore_errors=True)
+        shutil.copytree(tokenizer, partial)
+        shutil.rmtree(self.tokenizer, ignore_errors=True)
+        partial.rename(self.tokenizer)
 
     def write_status(self, **values: Any) -> None:
-        """Replace status.json: step, steps, finished, and what stopped the run if something did."""
+        """Replace status.json: step, steps, budget, finished, and what stopped the run if something did."""
         write_atomically(self.status, json.dumps(values, indent=1) + "\n")
 
     def finished(self, config: TrainConfig) -> bool:
-        """Whether the run has reached the last step that `config` asks for and exported its weights."""
+        """Whether the run has reached the last step that `config` asks for and exported its weights.
+
+        Raises:
+            ValueError: the folder holds a run whose configuration differs where it must not.
+        """
         try:
             status = json.loads(self.status.read_text(encoding="utf-8"))
-            return bool(status["finished"]) and config.train.steps in (0, status["steps"])
-        except (OSError, ValueError, KeyError):
+            asked, done = (
+                (config.train.steps, status["steps"]) if config.train.steps else (config.train.flops, status["budget"])
+            )
+            finished = bool(status["finished"]) and asked == done
+        except (OSError, ValueError, KeyError, TypeError):
             return False
+        if finished:
+            self._refuse_changes(config)
+        return finished
+
+    def _named_checkpoint(self, path: Path, own: list[Path]) -> Path:
+        """`path`, unless checkpoints would be left that `auto` takes for the newest of the run."""
+        if not path.is_dir():
+            raise FileNotFoundError(f"--resume {path}: no such checkpoint folder (auto takes the newest)")
+        places = [folder.resolve() for folder in own]
+        if path.resolve() in places:
+            later = own[places.index(path.resolve()) + 1 :]
+            if later:
+                raise ValueError(
+                    f"{self.checkpoints} holds later steps than {path.name}, up to {later[-1].name}; move them away "
+                    "to go back to it, or continue from it in another folder with --train.out"
+                )
+        elif own:
+            raise ValueError(
+                f"{self.path} has checkpoints of its own, up to {own[-1].name}; continue them with --resume auto, "
+                "or choose another folder with --train.out"
+            )
+        return path
+
+    def _refuse_to_replace(self) -> None:
+        """What a run that was killed before its first checkpoint left is nobody's loss; all else may be."""
+        unsaved = (self.metrics, self.tokenizer) if not self.config.exists() else ()
+        if found := [path.name for path in (self.export, *unsaved) if path.exists()]:
+            raise ValueError(
+                f"{self.path} holds {' and '.join(found)} but no checkpoint to continue from, and starting would "
+                "replace it; move it away, or choose another folder with --train.out"
+            )
+
+    def _refuse_changes(self, now: TrainConfig) -> None:
+        if not self.config.exists():
+            return
+        old, new = load_config(self.config).to_dict(), now.to_dict()
+        keys = [(section, key) for section in FIXED_SECTIONS for key in old[section]]
+        for section, key in [*(pair for pair in keys if pair not in FREE_KEYS), *FIXED_KEYS]:
+            if old[section][key] != new[section][key]:
+                raise ValueError(
+                    f"cannot resume: {section}.{key} = {new[section][key]!r}, but the run was started with "
+                    f"{old[section][key]!r} ({self.config}); use that value, or start anew with another --train.out"
+                )
 
 
 def write_atomically(path: Path, text: str) -> None:
     """Write a small text file so that a reader sees the old or the new content, never a part."""
     partial = path.with_name(f".{path.name}.tmp")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)
-
-
-def _refuse_changes(before: TrainConfig, now: TrainConfig, where: Path) -> None:
-    old, new = before.to_dict(), now.to_dict()
-    keys = [(section, key) for section in FIXED_SECTIONS for key in old[section] if (section, key) != ("data", "cache")]
-    for section, key in [*keys, *FIXED_KEYS]:
-        if old[section][key] != new[section][key]:
-            raise ValueError(
-                f"cannot resume: {section}.{key} = {new[section][key]!r}, but the run was started with "
-                f"{old[section][key]!r} ({where}); use that value, or start anew with another --train.out"
-            )
+    try:
+        partial.write_text(text, encoding="utf-8")
+        os.replace(partial, path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        error.filename = str(path)
+        raise

@@ -1,13 +1,15 @@
 """A polite stop: SIGTERM, SIGUSR1 and Ctrl-C ask the loop to save and leave after the step in flight."""
 
 import signal
+import threading
 from types import FrameType, TracebackType
 
 
 class StopRequest:
     """Context manager; `requested` names the signal that came, or is empty.
 
-    A second signal of the same kind gets the handler that was there before, so a second Ctrl-C interrupts at once.
+    A second Ctrl-C interrupts at once. Other signals may be repeated: launchers and schedulers hand on what their
+    workers got already. Outside of the main thread, where Python takes no signals, nothing is handled.
     """
 
     SIGNALS = (signal.SIGTERM, signal.SIGINT, *([signal.SIGUSR1] if hasattr(signal, "SIGUSR1") else []))
@@ -17,13 +19,15 @@ class StopRequest:
         self._before: dict[int, object] = {}
 
     def __enter__(self) -> "StopRequest":
-        for number in self.SIGNALS:
+        is_main = threading.current_thread() is threading.main_thread()
+        for number in self.SIGNALS if is_main else ():
             self._before[number] = signal.signal(number, self._handle)
         return self
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self.requested = signal.Signals(number).name
-        signal.signal(number, self._before[number])  # type: ignore[arg-type]
+        if number == signal.SIGINT:
+            signal.signal(number, self._before[number])  # type: ignore[arg-type]
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
