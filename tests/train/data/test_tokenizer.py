@@ -188,5 +188,13 @@ def test_wrong_tokenizers_are_refused(tmp_path: Path) -> None:
         train_tokenizer(["text"], 256)
 
 
+@pytest.mark.parametrize("run", ["x", "xyzw" * 3, " ", "\n", "海舟木櫂"])
+def test_text_without_an_end_of_word_does_not_hang_the_training(run: str) -> None:
+    """Training on a word takes time quadratic in its length: 300 kB of one word would take a quarter of an hour."""
+    text = "a b " + run * (300_000 // len(run.encode())) + "c"
+    tokenizer = train_tokenizer([text], 300)
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
 def test_a_small_text_gives_a_small_vocabulary() -> None:
     assert SMALLEST_VOCABULARY <= train_tokenizer(["aaaa bbbb aaaa"], 5000).vocab_size < 300

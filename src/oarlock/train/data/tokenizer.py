@@ -25,6 +25,8 @@ _COMPANIONS = (
     "chat_template.jinja",
 )
 _CHUNK = 1 << 18  # characters encoded at a time
+_LONGEST_WORD = 1024  # training takes time quadratic in the length of a word
+_LONG_WORD = re.compile(rf"\S{{{_LONGEST_WORD}}}(?=\S)|\s{{{_LONGEST_WORD}}}(?=\s)")
 # GPT's pre-tokenisation never joins a visible character with the blank after it, and never looks behind.
 _SAFE_CUT = re.compile(r"(?<=\S)(?=[ \n])")
 
@@ -124,7 +126,8 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> TextTokenizer:
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    backend.train_from_iterator((piece for text in texts for piece in cut_safely(text, _CHUNK)), trainer)
+    pieces = (word for text in texts for piece in cut_safely(text, _CHUNK) for word in _cut_long_words(piece))
+    backend.train_from_iterator(pieces, trainer)
     end_id = backend.get_vocab()[END_OF_DOCUMENT]
     # As the model was trained: whoever encodes a prompt with this file begins a document.
     backend.post_processor = processors.TemplateProcessing(
@@ -168,6 +171,16 @@ def cut_safely(text: str, size: int) -> Iterator[str]:
     while (cut := _SAFE_CUT.search(text, start + size)) is not None:
         yield text[start : cut.start()]
         start = cut.start()
+    if start < len(text):
+        yield text[start:]
+
+
+def _cut_long_words(text: str) -> Iterator[str]:
+    """Pieces whose runs of visible characters or of blanks have at most _LONGEST_WORD of them; common text is whole."""
+    start = 0
+    for run in _LONG_WORD.finditer(text):
+        yield text[start : run.end()]
+        start = run.end()
     if start < len(text):
         yield text[start:]
 
