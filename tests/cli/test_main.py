@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from oarlock.cli import main as cli
-from tiny_run import environment
+from oarlock.train.metrics import read_metrics
+from tiny_run import environment, write_config
 
 
 def run_with(action: object, monkeypatch: pytest.MonkeyPatch) -> int:
@@ -62,6 +63,21 @@ def test_nobody_has_to_read_the_output(close: str, status: tuple[int, ...], tmp_
     done = subprocess.run(["bash", "-c", command], env=environment(), capture_output=True, text=True, timeout=60)
     assert done.returncode in status
     assert done.stderr == ""
+
+
+def test_a_run_goes_on_though_nobody_reads_its_configuration(tmp_path: Path) -> None:
+    config = write_config(tmp_path)
+    done = subprocess.run(
+        ["bash", "-c", f'"{sys.executable}" -m oarlock train "{config}" --train.steps 1 --train.sample oár | true'],
+        env=environment() | {"PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert "Error" not in done.stderr
+    assert (tmp_path / "run" / "hf").is_dir()
+    samples = [r for r in read_metrics(tmp_path / "run") if r.get("event") == "sample"]
+    assert samples[0]["text"].startswith("oár")
 
 
 def test_ctrl_c_while_it_starts_is_one_line(tmp_path: Path) -> None:

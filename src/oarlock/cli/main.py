@@ -3,10 +3,11 @@
 import argparse
 import contextlib
 import importlib
+import io
 import os
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from oarlock import __version__
@@ -26,6 +27,8 @@ def entry() -> None:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # started with the stream closed; the next opened file would take its place
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - lives as long as the process
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # as on stderr: a character must not end a run
     sys.exit(main(sys.argv[1:]))
 
 
@@ -92,6 +95,15 @@ def _show_warnings_in_one_line(name: str) -> None:
             show(message, category, *where, **more)
 
     warnings.showwarning = show_in_one_line
+
+
+@contextlib.contextmanager
+def read_or_not() -> Iterator[None]:
+    """Go on where nobody reads standard output any more, for output that is not what the command is for."""
+    try:
+        yield
+    except BrokenPipeError:
+        discard_output()
 
 
 def discard_output() -> None:

@@ -4,12 +4,11 @@ import argparse
 import io
 import sys
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any, TextIO
 
-from oarlock.cli.main import discard_output
+from oarlock.cli.main import read_or_not
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -53,7 +52,8 @@ def run(args: argparse.Namespace) -> int:
                 print(f"{directory.path} has finished; nothing is left to train", file=sys.stderr)
         else:
             if is_first:
-                print(config.to_toml(), flush=True)
+                with read_or_not():
+                    print(config.to_toml(), flush=True)
             if train(config, resume=args.resume, mesh=mesh).stopped_by:
                 return 0
         if is_first:
@@ -100,17 +100,10 @@ class _Tee(io.StringIO):
         self._onward = onward
 
     def write(self, text: str, /) -> int:
-        with self._or_nowhere():
+        with read_or_not():
             self._onward.write(text)
         return super().write(text)
 
     def flush(self, *_: Any) -> None:
-        with self._or_nowhere():
+        with read_or_not():
             self._onward.flush()
-
-    @contextmanager
-    def _or_nowhere(self) -> Iterator[None]:
-        try:
-            yield
-        except BrokenPipeError:  # nobody reads on, but the report does
-            discard_output()
