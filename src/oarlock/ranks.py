@@ -7,6 +7,10 @@ import torch
 import torch.distributed as dist
 
 
+class JobError(RuntimeError):
+    """The processes of a job cannot start or go on together; the message says which, and what to do."""
+
+
 class Ranks:
     """The processes that talk: a torch.distributed group, or this process alone.
 

@@ -74,9 +74,9 @@ def test_failures() -> None:
     with socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True) as server:
         port = server.getsockname()[1]
         [messages] = run_ranks(1, fail, port)
-    assert messages[0].startswith(f"RuntimeError: port {port} is already in use on this machine; end the other job")
+    assert messages[0].startswith(f"JobError: port {port} is already in use on this machine; end the other job")
     assert "MASTER_PORT" in messages[0]
-    assert messages[1].startswith("RuntimeError: rank 1 of 2 could not join the job at 127.0.0.1:")
+    assert messages[1].startswith("JobError: rank 1 of 2 could not join the job at 127.0.0.1:")
     assert "within 1 s" in messages[1]
     assert messages[2] == "joined"
     assert messages[3].startswith("ValueError: data=-1 cannot be inferred: 1 processes")

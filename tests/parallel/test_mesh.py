@@ -182,7 +182,7 @@ def test_replicas_over_data_and_context(four: list[dict[str, Any]]) -> None:
         assert weight_grad == [6.0, 6.0, 6.0]
         assert bias_grad == [4.0]
         assert total == [4.0, 6.0]
-        failure = "RuntimeError: rank 0 failed: ZeroDivisionError: integer division or modulo by zero"
+        failure = "JobError: rank 0 failed: ZeroDivisionError: integer division or modulo by zero"
         assert seen[0] == (failure.partition(": ")[2].partition(": ")[2] if rank == 0 else failure)
         assert seen[1] == f"done by {rank}"
         if rank in (1, 3):  # the data axis pairs ranks 1 and 3, the context axis ranks 2 and 3

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from oarlock.digest import digest64
-from oarlock.ranks import communication_device
+from oarlock.ranks import JobError, communication_device
 
 Group = dist.ProcessGroup | None
 
@@ -133,7 +133,7 @@ def check_replicas(named_tensors: Iterable[tuple[str, Tensor]], group: Group = N
         named_tensors: as from module.named_parameters().
 
     Raises:
-        RuntimeError: names the tensors that differ and the ranks that disagree with rank 0 of the group.
+        JobError: names the tensors that differ and the ranks that disagree with rank 0 of the group.
     """
     num_ranks = group_size(group)
     if num_ranks == 1:
@@ -147,7 +147,7 @@ def check_replicas(named_tensors: Iterable[tuple[str, Tensor]], group: Group = N
     listings = _all_gather(torch.tensor([listing], device=device), num_ranks, group)
     others = [rank for rank in range(num_ranks) if not torch.equal(listings[rank], listings[0])]
     if others:
-        raise RuntimeError(
+        raise JobError(
             f"ranks {others} have tensors of other names than rank 0; this rank has {len(names)} tensors"
         )
     gathered = _all_gather(torch.tensor(digests, device=device, dtype=torch.int64), num_ranks, group)
@@ -157,7 +157,7 @@ def check_replicas(named_tensors: Iterable[tuple[str, Tensor]], group: Group = N
         ranks = differs.any(1).nonzero().flatten().tolist()
         wrong = [names[i] for i in differs.any(0).nonzero().flatten().tolist()]
         listed = ", ".join(wrong[:5]) + (", ..." if len(wrong) > 5 else "")
-        raise RuntimeError(f"{len(wrong)} of {len(names)} tensors on ranks {ranks} differ from rank 0's: {listed}")
+        raise JobError(f"{len(wrong)} of {len(names)} tensors on ranks {ranks} differ from rank 0's: {listed}")
 
 
 def sum_scalars(values: Sequence[float], group: Group = None) -> list[float]:

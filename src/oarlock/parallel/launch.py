@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from oarlock.parallel.mesh import Mesh
+from oarlock.ranks import JobError
 
 _RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
@@ -41,7 +42,7 @@ def initialize(
     Raises:
         ValueError: the environment is incomplete, the sizes do not fit the number of processes, or there are fewer
             CUDA devices than local ranks.
-        RuntimeError: the port is in use, rank 0 cannot be reached, or there is a process group already.
+        JobError: the port is in use, rank 0 cannot be reached, or there is a process group already.
     """
     joined = _join(device, timeout_seconds)
     try:
@@ -62,23 +63,29 @@ def _join(device: str, timeout_seconds: float) -> bool:
     if missing:
         raise ValueError(f"the environment sets RANK or WORLD_SIZE but not {', '.join(missing)}; start with torchrun")
     if dist.is_initialized():
-        raise RuntimeError("torch.distributed is initialised already; call initialize() once, before anything else")
-    rank, world_size, local_rank = (int(variables[name] or 0) for name in _RANK_VARIABLES[:3])
+        raise JobError("torch.distributed is initialised already; call initialize() once, before anything else")
+    rank, world_size, local_rank = (_number(name, variables[name] or "") for name in _RANK_VARIABLES[:3])
     backend = "cpu:gloo,cuda:nccl" if _use_cuda(device, local_rank) else "gloo"
     address = f"{variables['MASTER_ADDR']}:{variables['MASTER_PORT']}"
     try:
         dist.init_process_group(backend, timeout=timedelta(seconds=timeout_seconds))
     except (dist.DistNetworkError, dist.DistStoreError) as error:
         if "EADDRINUSE" in str(error) or "address already in use" in str(error).lower():
-            raise RuntimeError(
+            raise JobError(
                 f"port {variables['MASTER_PORT']} is already in use on this machine; end the other job, or choose "
                 "another port (torchrun --master-port PORT, or --standalone for one machine; else set MASTER_PORT)"
             ) from None
-        raise RuntimeError(
+        raise JobError(
             f"rank {rank} of {world_size} could not join the job at {address} within {timeout_seconds:.0f} s: "
             "check that all ranks were started, and that MASTER_ADDR and MASTER_PORT are rank 0's"
         ) from error
     return True
+
+
+def _number(name: str, value: str) -> int:
+    if not value.isdecimal():
+        raise ValueError(f"the environment sets {name} = {value!r}, which is no number; start with torchrun")
+    return int(value)
 
 
 def _use_cuda(device: str, local_rank: int) -> bool:

@@ -16,7 +16,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from oarlock.parallel.data import check_replicas, reduce_gradients, sum_scalars
-from oarlock.ranks import Ranks
+from oarlock.ranks import JobError, Ranks
 
 T = TypeVar("T")
 
@@ -150,7 +150,7 @@ class Mesh:
         return totals
 
     def check_same_parameters(self, module: nn.Module) -> None:
-        """Raise RuntimeError unless the replicas hold the same parameters and buffers; see check_replicas."""
+        """Raise JobError unless the replicas hold the same parameters and buffers; see check_replicas."""
         for group in self._replicas():
             check_replicas([*module.named_parameters(), *module.named_buffers()], group)
 
@@ -162,7 +162,7 @@ class Mesh:
         """Run `action` on rank 0 of the job, then on all others, which so find what it left on the disk.
 
         Raises:
-            RuntimeError: on the other ranks, if `action` failed on rank 0, which raises its own error.
+            JobError: on the other ranks, if `action` failed on rank 0, which raises its own error.
         """
         result = self.first_rank_only(action)
         return action() if result is None and Ranks().rank > 0 else result  # type: ignore[return-value]
@@ -180,7 +180,7 @@ class Mesh:
         if error is not None:
             raise error
         if reason is not None:
-            raise RuntimeError(f"rank 0 failed: {reason}")
+            raise JobError(f"rank 0 failed: {reason}")
         return result
 
     def _replicas(self) -> list[dist.ProcessGroup | None]:
