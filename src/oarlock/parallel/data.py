@@ -147,9 +147,7 @@ def check_replicas(named_tensors: Iterable[tuple[str, Tensor]], group: Group = N
     listings = _all_gather(torch.tensor([listing], device=device), num_ranks, group)
     others = [rank for rank in range(num_ranks) if not torch.equal(listings[rank], listings[0])]
     if others:
-        raise JobError(
-            f"ranks {others} have tensors of other names than rank 0; this rank has {len(names)} tensors"
-        )
+        raise JobError(f"ranks {others} have tensors of other names than rank 0; this rank has {len(names)} tensors")
     gathered = _all_gather(torch.tensor(digests, device=device, dtype=torch.int64), num_ranks, group)
     table = torch.stack(gathered).cpu()
     differs = table != table[0]
