@@ -1,7 +1,7 @@
 /* The C ABI of Oarlock's core. Plain pointers and sizes: no torch, no Python, no C++ types.
  *
  * Every function that can fail returns an oarlock_status. All buffers belong to the caller, are dense and row-major,
- * and are checked for size and type on the Python side (src/oarlock/_native.py). Legend: B batch, Hm mask heads, Sq
+ * and are checked for size and type on the Python side (src/oarlock/_native). Legend: B batch, Hm mask heads, Sq
  * query rows, Sk key columns, Tq/Tk row tiles and key blocks. */
 #ifndef OARLOCK_H
 #define OARLOCK_H

@@ -50,11 +50,11 @@ def test_arguments_that_the_core_cannot_take_are_refused(bounds, error, message)
 def test_a_wrong_library_is_one_clear_error(tmp_path, monkeypatch):
     monkeypatch.setenv("OARLOCK_LIBRARY", str(tmp_path / "absent.so"))
     with pytest.raises(ImportError, match=r"absent\.so"):
-        _native._find_library()
+        _native.library_path()
     monkeypatch.delenv("OARLOCK_LIBRARY")
     monkeypatch.setattr(sys.modules["oarlock"], "__path__", [str(tmp_path)])
     with pytest.raises(ImportError, match="pip install -e"):
-        _native._find_library()
+        _native.library_path()
 
 
 def test_a_file_that_is_no_library_and_another_abi(tmp_path, monkeypatch):
@@ -65,7 +65,7 @@ def test_a_file_that_is_no_library_and_another_abi(tmp_path, monkeypatch):
     with pytest.raises(ImportError, match="cannot load"):
         _native.library()
     monkeypatch.delenv("OARLOCK_LIBRARY")
-    monkeypatch.setattr(_native, "ABI", -1)
+    monkeypatch.setattr(_native.loader, "ABI", -1)
     with pytest.raises(ImportError, match="ABI"):
         _native.library()
     _native.library.cache_clear()

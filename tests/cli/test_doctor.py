@@ -34,10 +34,10 @@ def statuses(checks: Iterator[doctor.Check]) -> dict[str, str]:
 def test_a_missing_core_fails_and_is_explained(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def missing() -> None:
+    def missing() -> str:
         raise ImportError("the C++ core liboarlock.so is not built")
 
-    monkeypatch.setattr(_native, "library", missing)
+    monkeypatch.setattr(_native, "version", missing)
     assert main(["doctor"]) == 1
     text = capsys.readouterr().out
     assert "ImportError: the C++ core liboarlock.so is not built" in text

@@ -159,8 +159,7 @@ def _core() -> Iterator[Check]:
 
     from oarlock import _native
 
-    library = _native.library()
-    detail = f"{_native.version()}, ABI {_native.ABI}, {Path(library._name).resolve()}"
+    detail = f"{_native.version()}, ABI {_native.ABI}, {_native.library_path().resolve()}"
     # Row 0 sees key 0; row 1 sees both keys of [0, 1]; key 0 is hidden from row 2 on, where key 1 and 2 stay.
     bounds = torch.tensor([[[2], [3], [3]]], dtype=torch.int32)
     counts = _native.mask_visible_per_row(bounds, causal=True, seqlen_q=3).tolist()

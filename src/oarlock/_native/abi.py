@@ -1,0 +1,154 @@
+"""The header ``native/oarlock.h`` in ctypes: its ABI number, structures and functions."""
+
+from __future__ import annotations
+
+import ctypes
+
+ABI = 5
+"""``OARLOCK_ABI`` of the header that this file mirrors."""
+
+
+class ColumnMask(ctypes.Structure):
+    """Column masks of one shape: see ``oarlock_column_mask`` in the C header."""
+
+    _fields_ = [
+        ("bounds", ctypes.c_void_p),
+        ("num_masks", ctypes.c_int64),
+        ("seqlen_q", ctypes.c_int64),
+        ("seqlen_k", ctypes.c_int64),
+        ("num_bounds", ctypes.c_int32),
+        ("causal", ctypes.c_int32),
+    ]
+
+
+class Vectors(ctypes.Structure):
+    """A tensor [batch, tokens, heads, dim]: see ``oarlock_vectors`` in the C header."""
+
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("batch_stride", ctypes.c_int64),
+        ("token_stride", ctypes.c_int64),
+        ("head_stride", ctypes.c_int64),
+        ("dim_stride", ctypes.c_int64),
+    ]
+
+
+class Attention(ctypes.Structure):
+    """Sizes, mask and options of a call: see ``oarlock_attention`` in the C header."""
+
+    _fields_ = [
+        ("mask", ColumnMask),
+        ("mask_batch", ctypes.c_int64),
+        ("mask_heads", ctypes.c_int64),
+        ("block_mask", ctypes.c_void_p),
+        ("block_mask_batch", ctypes.c_int64),
+        ("batch", ctypes.c_int64),
+        ("seqlen_q", ctypes.c_int64),
+        ("seqlen_k", ctypes.c_int64),
+        ("num_heads_q", ctypes.c_int64),
+        ("num_heads_k", ctypes.c_int64),
+        ("head_dim", ctypes.c_int64),
+        ("value_dim", ctypes.c_int64),
+        ("seed", ctypes.c_uint64),
+        ("offset", ctypes.c_uint64),
+        ("dropout_threshold", ctypes.c_uint32),
+        ("dropout_scale", ctypes.c_float),
+        ("scale", ctypes.c_float),
+        ("dtype", ctypes.c_int32),
+        ("num_threads", ctypes.c_int32),
+    ]
+
+
+class Heads(ctypes.Structure):
+    """Vectors of a token's heads in memory: see ``oarlock_heads`` in the C header."""
+
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("token_stride", ctypes.c_int64),
+        ("head_stride", ctypes.c_int64),
+    ]
+
+
+class Rotation(ctypes.Structure):
+    """Angles and sizes of a rotary embedding: see ``oarlock_rotation`` in the C header."""
+
+    _fields_ = [
+        ("cos", ctypes.c_void_p),
+        ("sin", ctypes.c_void_p),
+        ("num_angles", ctypes.c_int64),
+        ("num_tokens", ctypes.c_int64),
+        ("num_heads", ctypes.c_int64),
+        ("head_dim", ctypes.c_int64),
+    ]
+
+
+_HEADS, _ROTATION = ctypes.POINTER(Heads), ctypes.POINTER(Rotation)
+
+SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
+    "oarlock_version": (ctypes.c_char_p, []),
+    "oarlock_isa": (ctypes.c_char_p, []),
+    "oarlock_keep_freed_memory": (ctypes.c_int32, []),
+    "oarlock_mask_visible_per_row": (
+        ctypes.c_int,
+        [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32],
+    ),
+    "oarlock_mask_visible_per_tile": (
+        ctypes.c_int,
+        [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int32],
+    ),
+    "oarlock_mask_visible_per_key": (
+        ctypes.c_int,
+        [ctypes.c_void_p, *[ctypes.c_int64] * 5, ctypes.c_void_p],
+    ),
+    "oarlock_mask_row_spans": (
+        ctypes.c_int,
+        [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32],
+    ),
+    "oarlock_mask_bias": (
+        ctypes.c_int,
+        [ctypes.c_void_p, *[ctypes.c_int64] * 5, ctypes.c_void_p],
+    ),
+    "oarlock_attention_forward": (
+        ctypes.c_int,
+        [ctypes.c_void_p] * 6,
+    ),
+    "oarlock_attention_backward": (
+        ctypes.c_int,
+        [ctypes.c_void_p] * 11,
+    ),
+    "oarlock_rms_norm": (
+        ctypes.c_int,
+        [*[ctypes.c_void_p] * 3, ctypes.c_float, *[ctypes.c_void_p] * 3, *[ctypes.c_int64] * 2, ctypes.c_int32],
+    ),
+    "oarlock_rms_norm_backward": (
+        ctypes.c_int,
+        [*[ctypes.c_void_p] * 7, *[ctypes.c_int64] * 2, ctypes.c_int32],
+    ),
+    "oarlock_swiglu": (
+        ctypes.c_int,
+        [*[ctypes.c_void_p, ctypes.c_int64] * 3, *[ctypes.c_int64] * 2, ctypes.c_int32],
+    ),
+    "oarlock_swiglu_backward": (
+        ctypes.c_int,
+        [*[ctypes.c_void_p, ctypes.c_int64] * 5, *[ctypes.c_int64] * 2, ctypes.c_int32],
+    ),
+    "oarlock_softmax_cross_entropy": (
+        ctypes.c_int,
+        [
+            *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_float, ctypes.c_void_p, ctypes.c_int32),
+            *(ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int32),
+        ],
+    ),
+    "oarlock_rope": (
+        ctypes.c_int,
+        [_ROTATION, _HEADS, _HEADS, *[ctypes.c_int32] * 3],
+    ),
+    "oarlock_norm_rope": (
+        ctypes.c_int,
+        [_ROTATION, _HEADS, ctypes.c_void_p, ctypes.c_float, ctypes.c_void_p, _HEADS, ctypes.c_int32],
+    ),
+    "oarlock_norm_rope_backward": (
+        ctypes.c_int,
+        [_ROTATION, _HEADS, _HEADS, *[ctypes.c_void_p] * 2, _HEADS, ctypes.c_void_p, ctypes.c_int32],
+    ),
+}
