@@ -3,11 +3,14 @@
 One helper process imports torch once and forks the writers, which only ever run with one thread.
 """
 
+import contextlib
 import os
+import queue
 import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,14 +23,19 @@ from oarlock.checkpoint.directory import step_of
 
 SOURCE = Path(__file__).parents[2] / "src"
 
+LIMIT = 60  # seconds for any one answer of a writer; the slowest takes one
+
 FORKER = """
-import os, sys
+import faulthandler, os, signal, sys
 import torch
 from pathlib import Path
 from oarlock.checkpoint import list_checkpoints, save_checkpoint
 from oarlock.checkpoint.directory import step_of
 
 torch.set_num_threads(1)
+faulthandler.register(signal.SIGUSR1)
+# What a killed process wrote is in the kernel's hands already; waiting for a disk that others use took minutes here.
+os.fsync = lambda descriptor: None
 VISIBLE_TO_A_KILL = {"open", "os.rename", "os.mkdir", "os.rmdir", "os.remove", "os.listdir", "os.scandir"}
 
 def write(root, die_at, num_saves):
@@ -68,11 +76,24 @@ class Forker:
         self.process = subprocess.Popen(
             [sys.executable, "-c", FORKER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
         )
+        self._child = 0
+        self._lines: queue.Queue[str] = queue.Queue()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
         assert self._line() == ["ready"]
 
-    def _line(self) -> list[str]:
+    def _read(self) -> None:
         assert self.process.stdout
-        return self.process.stdout.readline().split()
+        for line in self.process.stdout:
+            self._lines.put(line)
+
+    def _line(self) -> list[str]:
+        try:
+            return self._lines.get(timeout=LIMIT).split()
+        except queue.Empty:
+            for pid in {self.process.pid, self._child or self.process.pid}:
+                show_where_it_hangs(pid)
+            pytest.fail(f"no answer from the writer within {LIMIT} s; its stack is in the captured stderr")
 
     def start(self, root: Path, die_at: int = 0, num_saves: int = 10**6) -> int:
         assert self.process.stdin
@@ -80,26 +101,48 @@ class Forker:
         self.process.stdin.flush()
         word, child = self._line()
         assert word == "started"
-        return int(child)
+        self._child = int(child)
+        return self._child
 
     def finish(self) -> tuple[int | None, int]:
         saved = None
         while True:
             word, value = self._line()
             if word == "ended":
+                self._child = 0
                 return saved, int(value)
             saved = int(value)
+
+    def close(self) -> None:
+        assert self.process.stdin
+        assert self.process.stdout
+        self.process.stdin.close()
+        try:
+            self.process.wait(10)
+        except subprocess.TimeoutExpired:
+            for pid in {self._child, self.process.pid} - {0}:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            self.process.wait(10)
+        self._reader.join(10)
+        self.process.stdout.close()
+
+
+def show_where_it_hangs(pid: int) -> None:
+    """Its Python stack (the process prints that itself), and what it waits for in the kernel."""
+    with contextlib.suppress(OSError):
+        waits_for = Path(f"/proc/{pid}/wchan").read_text()
+        state = next(x for x in Path(f"/proc/{pid}/status").read_text().splitlines() if x.startswith("State"))
+        print(f"process {pid}: {state}, waits in {waits_for or 'nothing'}", file=sys.stderr)
+        os.kill(pid, signal.SIGUSR1)
+        time.sleep(0.5)
 
 
 @pytest.fixture(scope="module")
 def forker() -> Iterator[Forker]:
     forker = Forker()
     yield forker
-    assert forker.process.stdin
-    assert forker.process.stdout
-    forker.process.stdin.close()
-    forker.process.wait(10)
-    forker.process.stdout.close()
+    forker.close()
 
 
 def check_all(root: Path) -> list[int]:
