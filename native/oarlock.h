@@ -15,7 +15,7 @@
 #endif
 
 /* Raised with every change of this header; the Python side refuses another number. */
-#define OARLOCK_ABI 5
+#define OARLOCK_ABI 6
 
 #ifdef __cplusplus
 extern "C" {
@@ -192,6 +192,12 @@ OARLOCK_API oarlock_status oarlock_norm_rope_backward(const oarlock_rotation* ro
                                                       const oarlock_heads* x, const float* weight,
                                                       const float* inverse_rms, const oarlock_heads* dx,
                                                       float* dweight, int32_t num_threads);
+
+/* ---- content hashes ------------------------------------------------------------------------------------------------
+ * sums[c] = the chunk sum of digest64 over bytes [c, c + 1) * 32768; the last chunk may be short. weights: the 4096
+ * weights of the definition in oarlock/digest.py; sums: ceil(num_bytes / 32768). */
+OARLOCK_API oarlock_status oarlock_digest_chunk_sums(const void* data, int64_t num_bytes, const uint64_t* weights,
+                                                     uint64_t* sums, int32_t num_threads);
 
 #ifdef __cplusplus
 }

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from oarlock import digest
 from oarlock.digest import CHUNK_WORDS, Digest64, digest64, file_digest, md5, sha1, tensor_bytes
 
 M = 0x9E3779B97F4A7C15
@@ -260,3 +261,11 @@ def test_refuses_what_has_no_bytes() -> None:
         digest64(torch.eye(3).to_sparse())
     with pytest.raises(ValueError, match=r"meta"):
         sha1(torch.empty(3, device="meta"))
+
+
+@pytest.mark.parametrize("num_bytes", [0, 1, 7, 8, 31, 32, 33, 8 * CHUNK_WORDS, 8 * CHUNK_WORDS + 1, 300_001])
+def test_the_core_and_numpy_agree(num_bytes: int) -> None:
+    """Also from an address that is no multiple of 8."""
+    data = np.random.default_rng(num_bytes).integers(0, 256, num_bytes + 1, dtype=np.uint8)[1:]
+    assert digest._has_core()
+    assert digest._chunk_sums(data).tolist() == digest._numpy_chunk_sums(data).tolist()

@@ -2,7 +2,7 @@
 
 #include "oarlock.h"
 #include "ops/row_kernels.h"
-#include "ops/split_rows.h"
+#include "common/split_rows.h"
 
 oarlock_status oarlock_softmax_cross_entropy(float* logits, const int64_t* targets, int64_t ignore_index, float scale,
                                              const float* row_scales, int32_t with_gradient, float* losses,

@@ -1,6 +1,6 @@
 #include "common/guard.h"
 #include "ops/row_kernels.h"
-#include "ops/split_rows.h"
+#include "common/split_rows.h"
 #include "ops/weight_gradient.h"
 
 namespace {

@@ -1,6 +1,6 @@
 #include "oarlock.h"
 #include "ops/row_kernels.h"
-#include "ops/split_rows.h"
+#include "common/split_rows.h"
 
 oarlock_status oarlock_swiglu(const float* gate, int64_t gate_stride, const float* up, int64_t up_stride, float* y,
                               int64_t y_stride, int64_t num_rows, int64_t width, int32_t num_threads) {

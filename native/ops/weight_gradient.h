@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "ops/split_rows.h"
+#include "common/split_rows.h"
 
 namespace oarlock {
 

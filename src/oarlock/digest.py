@@ -4,13 +4,17 @@ Every hash covers dtype, shape and bits, so `0.0` and `-0.0`, two NaN payloads, 
 tensor all differ. None of them is a signature: digest64 and md5 do not resist somebody who wants a collision.
 """
 
+import functools
 import hashlib
+import warnings
 from os import PathLike
 from typing import Any, Literal, Self
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from oarlock import _native
 
 Algorithm = Literal["digest64", "sha1", "md5"]
 
@@ -31,40 +35,53 @@ def _splitmix(z: int) -> int:
 _WEIGHTS = np.array([_splitmix((j + 1) * _MULTIPLIER & _MASK) | 1 for j in range(CHUNK_WORDS)], dtype=np.uint64)
 
 
-def _chunk_sums(words: np.ndarray) -> np.ndarray:
-    """Weighted sums S of consecutive chunks of `words` (uint64 [n]; the last chunk may be short)."""
-    num_full, rest = divmod(len(words), CHUNK_WORDS)
-    sums = np.empty(num_full + (rest > 0), dtype=np.uint64)
-    mixed = np.empty((_BLOCK_CHUNKS, CHUNK_WORDS), dtype=np.uint64)
-    shifted = np.empty_like(mixed)
-    full = words[: num_full * CHUNK_WORDS].reshape(num_full, CHUNK_WORDS)
-    for start in range(0, num_full, _BLOCK_CHUNKS):
-        block = full[start : start + _BLOCK_CHUNKS]
-        n = len(block)
-        np.multiply(block, np.uint64(_MULTIPLIER), out=mixed[:n])
-        np.right_shift(mixed[:n], np.uint64(32), out=shifted[:n])
-        np.bitwise_xor(mixed[:n], shifted[:n], out=mixed[:n])
-        np.matmul(mixed[:n], _WEIGHTS, out=sums[start : start + n])
-    if rest:
-        mixed_rest = words[num_full * CHUNK_WORDS :] * np.uint64(_MULTIPLIER)
-        mixed_rest ^= mixed_rest >> np.uint64(32)
-        sums[-1] = np.matmul(mixed_rest, _WEIGHTS[:rest])
+def _chunk_sums(data: np.ndarray) -> np.ndarray:
+    """Weighted sums S, uint64, of the consecutive chunks of `data` (uint8 [n], contiguous; the last may be short)."""
+    if not _has_core():
+        return _numpy_chunk_sums(data)
+    sums = np.empty(-(-len(data) // _CHUNK_BYTES), dtype=np.uint64)
+    pointers = data.ctypes.data, len(data), _WEIGHTS.ctypes.data, sums.ctypes.data
+    _native.call("oarlock_digest_chunk_sums", *pointers, torch.get_num_threads())
     return sums
 
 
-def _words(data: np.ndarray) -> np.ndarray:
-    """`data` (uint8 [n]) as little-endian 64-bit words, zero-padded; a view when n is a multiple of 8."""
+@functools.cache
+def _has_core() -> bool:
+    try:
+        _native.library()
+    except ImportError as error:
+        warnings.warn(f"oarlock.digest hashes with numpy, which is slower: {error}", RuntimeWarning, stacklevel=4)
+        return False
+    return True
+
+
+def _numpy_chunk_sums(data: np.ndarray) -> np.ndarray:
     if len(data) % 8:
         data = np.concatenate([data, np.zeros(-len(data) % 8, dtype=np.uint8)])
-    return data.view("<u8").astype(np.uint64, copy=False)
+    words = data.view("<u8").astype(np.uint64, copy=False)
+    num_full, rest = divmod(len(words), CHUNK_WORDS)
+    sums = np.empty(num_full + (rest > 0), dtype=np.uint64)
+    full = words[: num_full * CHUNK_WORDS].reshape(num_full, CHUNK_WORDS)
+    for start in range(0, num_full, _BLOCK_CHUNKS):
+        block = full[start : start + _BLOCK_CHUNKS]
+        np.matmul(_mix(block), _WEIGHTS, out=sums[start : start + len(block)])
+    if rest:
+        sums[-1] = np.matmul(_mix(words[num_full * CHUNK_WORDS :]), _WEIGHTS[:rest])
+    return sums
+
+
+def _mix(words: np.ndarray) -> np.ndarray:
+    mixed = words * np.uint64(_MULTIPLIER)
+    mixed ^= mixed >> np.uint64(32)
+    return mixed
 
 
 def _finish(sums: np.ndarray, header: str) -> int:
     while len(sums) > 1:
-        sums = _chunk_sums(sums)
+        sums = _chunk_sums(sums.astype("<u8", copy=False).view(np.uint8))
     root = sums if len(sums) else np.zeros(1, dtype=np.uint64)
-    tail = _words(np.frombuffer(header.encode(), dtype=np.uint8))
-    return _splitmix(int(_chunk_sums(np.concatenate([root, tail]))[0]))
+    tail = np.frombuffer(root.astype("<u8", copy=False).tobytes() + header.encode(), dtype=np.uint8)
+    return _splitmix(int(_chunk_sums(tail)[0]))
 
 
 class Digest64:
@@ -85,17 +102,17 @@ class Digest64:
             view = view[missing:]
             if len(self._pending) < _CHUNK_BYTES:
                 return self
-            self._sums.append(_chunk_sums(_words(np.frombuffer(self._pending, dtype=np.uint8))))
+            self._sums.append(_chunk_sums(np.frombuffer(self._pending, dtype=np.uint8)))
         whole = len(view) // _CHUNK_BYTES * _CHUNK_BYTES
         if whole:
-            self._sums.append(_chunk_sums(_words(np.frombuffer(view[:whole], dtype=np.uint8))))
+            self._sums.append(_chunk_sums(np.frombuffer(view[:whole], dtype=np.uint8)))
         self._pending = bytes(view[whole:])
         return self
 
     @property
     def value(self) -> int:
         """The digest of everything so far, 0 <= value < 2**64."""
-        sums = [*self._sums, _chunk_sums(_words(np.frombuffer(self._pending, dtype=np.uint8)))]
+        sums = [*self._sums, _chunk_sums(np.frombuffer(self._pending, dtype=np.uint8))]
         return _finish(np.concatenate(sums), f"uint8[{self._num_bytes}]")
 
     def hexdigest(self) -> str:
@@ -156,7 +173,7 @@ def digest64(tensor: Tensor) -> int:
 
     Source: multilinear hashing (Lemire and Kaser, "Strongly universal string hashing is fast"); SplitMix64 (Steele).
     """
-    return _finish(_chunk_sums(_words(tensor_bytes(tensor))), _header(tensor))
+    return _finish(_chunk_sums(tensor_bytes(tensor)), _header(tensor))
 
 
 def sha1(tensor: Tensor) -> str:

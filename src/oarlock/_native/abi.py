@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 
-ABI = 5
+ABI = 6
 """``OARLOCK_ABI`` of the header that this file mirrors."""
 
 
@@ -150,5 +150,9 @@ SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "oarlock_norm_rope_backward": (
         ctypes.c_int,
         [_ROTATION, _HEADS, _HEADS, *[ctypes.c_void_p] * 2, _HEADS, ctypes.c_void_p, ctypes.c_int32],
+    ),
+    "oarlock_digest_chunk_sums": (
+        ctypes.c_int,
+        [ctypes.c_void_p, ctypes.c_int64, *[ctypes.c_void_p] * 2, ctypes.c_int32],
     ),
 }
