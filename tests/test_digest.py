@@ -269,3 +269,14 @@ def test_the_core_and_numpy_agree(num_bytes: int) -> None:
     data = np.random.default_rng(num_bytes).integers(0, 256, num_bytes + 1, dtype=np.uint8)[1:]
     assert digest._has_core()
     assert digest._chunk_sums(data).tolist() == digest._numpy_chunk_sums(data).tolist()
+
+
+@pytest.mark.parametrize("num_bytes", [0, 5, 1 << 20, (1 << 20) + 1, 3 << 20, (2 << 20) + 70_000])
+def test_digests_of_blocks(num_bytes: int) -> None:
+    data = np.random.default_rng(num_bytes).integers(0, 256, num_bytes, dtype=np.uint8)
+    expected = [Digest64().update(data[i : i + (1 << 20)]).value for i in range(0, num_bytes, 1 << 20)]
+    hasher = Digest64()
+    for start in range(0, num_bytes, 77_777):
+        hasher.update(data[start : start + 77_777])
+    assert hasher.block_digests().tolist() == expected
+    assert digest.block_digests(data).tolist() == expected

@@ -20,6 +20,8 @@ Algorithm = Literal["digest64", "sha1", "md5"]
 
 CHUNK_WORDS = 4096  # 32 KiB: a block of chunks and the weights stay in a core's second-level cache
 _CHUNK_BYTES = 8 * CHUNK_WORDS
+BLOCK_BYTES = 1 << 20
+"""What `block_digests` hashes apart."""
 _BLOCK_CHUNKS = 8
 _READ_BYTES = 1 << 20
 _MULTIPLIER = 0x9E3779B97F4A7C15
@@ -30,6 +32,12 @@ def _splitmix(z: int) -> int:
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
     return z ^ (z >> 31)
+
+
+def _splitmix_all(z: np.ndarray) -> np.ndarray:
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
 
 
 _WEIGHTS = np.array([_splitmix((j + 1) * _MULTIPLIER & _MASK) | 1 for j in range(CHUNK_WORDS)], dtype=np.uint64)
@@ -84,6 +92,27 @@ def _finish(sums: np.ndarray, header: str) -> int:
     return _splitmix(int(_chunk_sums(tail)[0]))
 
 
+def _finish_blocks(sums: np.ndarray, num_bytes: int) -> np.ndarray:
+    digests = np.empty(-(-num_bytes // BLOCK_BYTES), dtype=np.uint64)
+    per_block = BLOCK_BYTES // _CHUNK_BYTES
+    num_full = num_bytes // BLOCK_BYTES
+    if num_full:
+        # One chunk sum over a block's 32 sums, then one over that and the header's words, of all blocks at once.
+        roots = _mix(sums[: num_full * per_block].reshape(num_full, per_block)) @ _WEIGHTS[:per_block]
+        header = f"uint8[{BLOCK_BYTES}]".encode()
+        of_header = _chunk_sums(np.frombuffer(bytes(8) + header, dtype=np.uint8))[0]
+        digests[:num_full] = _splitmix_all(_mix(roots) * _WEIGHTS[0] + of_header)
+    if num_full < len(digests):
+        digests[-1] = _finish(sums[num_full * per_block :], f"uint8[{num_bytes - num_full * BLOCK_BYTES}]")
+    return digests
+
+
+def block_digests(data: Any) -> np.ndarray:
+    """digest64 of each consecutive 1 MiB of `data` (any contiguous buffer) and of the rest, uint64 [blocks]."""
+    view = np.frombuffer(memoryview(data).cast("B"), dtype=np.uint8)
+    return _finish_blocks(_chunk_sums(view), len(view))
+
+
 class Digest64:
     """Streaming digest64 of bytes: `Digest64().update(a).update(b).value` is digest64 of the uint8 vector a + b."""
 
@@ -118,6 +147,14 @@ class Digest64:
     def hexdigest(self) -> str:
         """`value` as 16 hexadecimal digits."""
         return f"{self.value:016x}"
+
+    def block_digests(self) -> np.ndarray:
+        """digest64 of each consecutive 1 MiB of everything so far (the last may be shorter), uint64 [blocks].
+
+        They come from the same sums, so a part of a file can be verified without the rest at no further cost.
+        """
+        sums = np.concatenate([*self._sums, _chunk_sums(np.frombuffer(self._pending, dtype=np.uint8))])
+        return _finish_blocks(sums, self._num_bytes)
 
 
 def tensor_bytes(tensor: Tensor) -> np.ndarray:
