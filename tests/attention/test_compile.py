@@ -4,7 +4,9 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from oarlock.attention import ColumnMask, flashmask_attention, operator
+from oarlock.attention import ColumnMask, flashmask_attention
+from oarlock.attention.graph import attend_in_graph
+from oarlock.attention.mask_cache import mask_of
 from oarlock.attention.plan import tile_plan
 
 DOCUMENTS = ColumnMask.causal_document([40, 24])
@@ -91,7 +93,7 @@ def test_inductor():
 
 def test_the_operator_keeps_torchs_rules():
     """Schema, fake results, autograd registration and dynamic shapes, by torch's own checks."""
-    arguments = (None, [1, -1, -1], 0.35, None, 0.0, None, "auto")
+    arguments = (None, None, [1, -1, -1], 0.35, None, 0.0, None, False, "auto")
     torch.library.opcheck(torch.ops.oarlock.flashmask_attention, (*inputs(20), *arguments))
 
 
@@ -114,7 +116,7 @@ def test_flop_counters_and_other_modes_see_the_operation():
 def test_gradients_of_gradients_are_refused(in_graph):
     q, k, v = inputs()
     if in_graph:
-        out, _ = operator.attend_in_graph(q, k, v, None, True, None, 0.3, None, 0.0, None, "auto")
+        out, _ = attend_in_graph(q, k, v, None, None, True, None, 0.3, None, 0.0, None, False, "auto")
     else:
         out = flashmask_attention(q, k, v, causal=True)
     (dq,) = torch.autograd.grad(out.square().sum(), q, create_graph=True)
@@ -126,15 +128,15 @@ def test_equal_bounds_are_planned_once_and_written_bounds_again():
     bounds = ColumnMask.causal_document([300, 212]).bounds
     q, k, v = inputs(512)
     flashmask_attention(q, k, v, bounds, causal=True, backend="aten")
-    first = operator.mask_of(bounds, True, 512)
-    assert operator.mask_of(bounds.clone(), True, 512) is first
+    first = mask_of(bounds, True, 512)
+    assert mask_of(bounds.clone(), True, 512) is first
     assert "tile_plan" in first._memo
     plan = tile_plan(first)
     bounds[..., :300, :] = 200  # the owner may write
-    again = operator.mask_of(bounds, True, 512)
+    again = mask_of(bounds, True, 512)
     assert again is not first
     assert tile_plan(again) is not plan
-    assert operator.mask_of(ColumnMask.causal_document([300, 212]).bounds, True, 512) is first
+    assert mask_of(ColumnMask.causal_document([300, 212]).bounds, True, 512) is first
 
 
 @pytest.mark.parametrize("use_reentrant", [True, False])

@@ -16,7 +16,7 @@ from oarlock import _native
 from oarlock.attention import ColumnMask, flashmask_attention
 from oarlock.attention.backends.fused import fused, fused_backward
 from oarlock.attention.dropout import Dropout
-from oarlock.attention.request import OP, AttentionRequest
+from oarlock.attention.request import OP, AttentionRequest, Options
 from oarlock.providers import select
 
 # A few units in the last place of float32, times the length of the sums (hundreds of terms), of the largest result.
@@ -38,10 +38,10 @@ def random_inputs(mask, heads=(2, 2), dims=(16, 16), batch=1, dtype=torch.float3
 
 def run(inputs, mask, grad_out=None, grad_lse=None, *, block_mask=None, dropout=None):
     """out, lse, dq, dk, dv of the fused kernels."""
-    options = {"scale": inputs[0].shape[-1] ** -0.5, "block_mask": block_mask, "dropout": dropout}
-    out, lse = fused(*inputs, mask, **options)
+    options = Options(mask, inputs[0].shape[-1] ** -0.5, block_mask, dropout)
+    out, lse = fused(*inputs, options)
     grad_out = torch.ones_like(out) if grad_out is None else grad_out
-    return [out, lse, *fused_backward(grad_out, grad_lse, *inputs, out, lse, mask, **options)]
+    return [out, lse, *fused_backward(grad_out, grad_lse, *inputs, out, lse, options)]
 
 
 def compare(inputs, mask, visible=None, **options):
@@ -125,7 +125,7 @@ def test_half_conversions_keep_special_values():
     for dtype in (torch.float16, torch.bfloat16):
         value = torch.tensor(values, dtype=dtype).view(1, 1, 1, -1)
         ones = torch.ones(1, 1, 1, 4, dtype=dtype)
-        out, _ = fused(ones, ones, value, ColumnMask.full(1), scale=1.0, block_mask=None, dropout=None)
+        out, _ = fused(ones, ones, value, Options(ColumnMask.full(1), 1.0))
         torch.testing.assert_close(out, value, rtol=0, atol=0, equal_nan=True)
 
 

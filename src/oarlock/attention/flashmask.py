@@ -10,8 +10,11 @@ from torch import Tensor
 
 from oarlock.attention import arguments
 from oarlock.attention.dropout import Dropout, draw_seed_offset
+from oarlock.attention.graph import attend_in_graph, must_dispatch
+from oarlock.attention.mask_cache import implied_mask, mask_of
 from oarlock.attention.masks import ColumnMask
-from oarlock.attention.operator import attend, attend_in_graph, implied_mask, mask_of, must_dispatch
+from oarlock.attention.operator import attend
+from oarlock.attention.request import Options
 
 
 def flashmask_attention(
@@ -60,7 +63,8 @@ def flashmask_attention(
         block_mask: int or bool [B, Hm, ceil(Sq / 128), ceil(Sk / 128)], 0 hides the whole block of 128 x 128 pairs.
             Only with a mask.
         learnable_sink: [Hq] of any float dtype, one more logit in each head's softmax that has no value.
-        deterministic: accepted; the CPU backends are deterministic for a given number of threads.
+        deterministic: equal inputs must give equal bits; None: as ``torch.use_deterministic_algorithms`` says. The CPU
+            backends always do, for a given number of threads.
         backend: "auto", or a provider's name ("fused", "aten", "reference", ...; ``oarlock doctor`` lists them).
 
     Returns:
@@ -93,9 +97,14 @@ def flashmask_attention(
     if probability and seed_offset is None:
         seed_offset = draw_seed_offset(rng_name)
 
+    if deterministic is None:
+        deterministic = torch.are_deterministic_algorithms_enabled()
+    if learnable_sink is not None:
+        arguments.check_sink(learnable_sink, query)
+
     if must_dispatch(query, key, value):
-        options = (scale, block_mask, probability, seed_offset if probability else None, backend)
-        out, lse = attend_in_graph(query, key, value, bounds, causal, window, *options)
+        rest = (scale, block_mask, probability, seed_offset if probability else None, deterministic, backend)
+        out, lse = attend_in_graph(query, key, value, learnable_sink, bounds, causal, window, *rest)
     else:
         if isinstance(startend_row_indices, ColumnMask):
             mask = startend_row_indices
@@ -104,23 +113,11 @@ def flashmask_attention(
         else:
             mask = implied_mask(causal, window, query.shape[1], key.shape[1], query.device)
         drop = Dropout(probability, *seed_offset.tolist()) if probability and seed_offset is not None else None
-        out, lse = attend(query, key, value, mask, scale, block_mask, drop, backend)
-    if learnable_sink is not None:
-        arguments.check_sink(learnable_sink, query)
-        out, lse = _add_sink(out, lse, learnable_sink)
+        options = Options(mask, scale, block_mask, drop, deterministic)
+        out, lse = attend(query, key, value, learnable_sink, options, backend)
     results = [out]
     if return_softmax_lse:
         results.append(lse)
     if return_seed_offset:
         results.append(torch.zeros(2, dtype=torch.int64) if seed_offset is None else seed_offset)
     return results if len(results) > 1 else out
-
-
-def _add_sink(out: Tensor, lse: Tensor, sink_H: Tensor) -> tuple[Tensor, Tensor]:
-    """Adds one logit per head to the denominator: L = log(exp(lse) + exp(sink)), out * exp(lse - L)."""
-    sink_H1 = sink_H.to(lse.dtype)[:, None]
-    is_blind = lse == float("-inf")
-    finite_lse = lse.masked_fill(is_blind, 0.0)
-    weight_BHQ = torch.sigmoid(finite_lse - sink_H1)
-    out = (out * weight_BHQ.transpose(1, 2)[..., None]).to(out.dtype)
-    return out, torch.where(is_blind, sink_H1, torch.logaddexp(finite_lse, sink_H1))

@@ -18,11 +18,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from oarlock.attention.block_plan import block_plan
-from oarlock.attention.dropout import Dropout
 from oarlock.attention.finite import clean, has_nan
-from oarlock.attention.masks import ColumnMask
 from oarlock.attention.plan import Bias, Kind, RowTile, Segment, TilePlan, tile_plan
-from oarlock.attention.request import BACKWARD, OP, AttentionRequest
+from oarlock.attention.request import BACKWARD, OP, AttentionRequest, Options
 from oarlock.providers import register
 
 # Private ops: a torch without them is refused below, and the reference takes over.
@@ -44,23 +42,14 @@ def _refuse(request: AttentionRequest) -> str | None:
 
 
 @register(OP, "aten", priority=10, refuse=_refuse)
-def aten(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: ColumnMask,
-    *,
-    scale: float,
-    block_mask: Tensor | None,
-    dropout: Dropout | None,
-) -> tuple[Tensor, Tensor]:
+def aten(query: Tensor, key: Tensor, value: Tensor, options: Options) -> tuple[Tensor, Tensor]:
     """Attention by row tiles."""
-    assert dropout is None
-    plan = tile_plan(mask) if block_mask is None else block_plan(mask, block_mask)
-    out, lse = _forward(query, key, value, plan, scale)
+    assert options.dropout is None
+    plan = _plan(options)
+    out, lse = _forward(query, key, value, plan, options.scale)
     if has_nan(out, lse):
-        cleaned = clean(query, key, value, mask, block_mask)
-        out, lse = _forward(cleaned.query, cleaned.key, cleaned.value, plan, scale)
+        cleaned = clean(query, key, value, options.mask, options.block_mask)
+        out, lse = _forward(cleaned.query, cleaned.key, cleaned.value, plan, options.scale)
         out = out.masked_fill(cleaned.poisoned[..., None], float("nan"))
         lse = lse.masked_fill(cleaned.poisoned.transpose(1, 2), float("nan"))
     return out, lse
@@ -75,22 +64,23 @@ def aten_backward(
     value: Tensor,
     out: Tensor,
     lse: Tensor,
-    mask: ColumnMask,
-    *,
-    scale: float,
-    block_mask: Tensor | None,
-    dropout: Dropout | None,
+    options: Options,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients by row tiles, in float32 for half dtypes, whose CPU kernel is far slower."""
-    assert dropout is None
-    plan = tile_plan(mask) if block_mask is None else block_plan(mask, block_mask)
-    gradients = _backward(grad_out, grad_lse, query, key, value, out, lse, plan, scale)
+    assert options.dropout is None
+    plan = _plan(options)
+    gradients = _backward(grad_out, grad_lse, query, key, value, out, lse, plan, options.scale)
     if has_nan(*gradients):
-        cleaned = clean(query, key, value, mask, block_mask)
+        cleaned = clean(query, key, value, options.mask, options.block_mask)
         grad_out = grad_out.masked_fill(cleaned.blind[..., None], 0)
         inputs = (cleaned.query, cleaned.key, cleaned.value)
-        gradients = _backward(grad_out, grad_lse, *inputs, out, lse, plan, scale)
+        gradients = _backward(grad_out, grad_lse, *inputs, out, lse, plan, options.scale)
     return gradients
+
+
+def _plan(options: Options) -> TilePlan:
+    mask, block_mask = options.mask, options.block_mask
+    return tile_plan(mask) if block_mask is None else block_plan(mask, block_mask)
 
 
 @dataclass(frozen=True, slots=True)

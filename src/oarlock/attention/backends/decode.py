@@ -13,10 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from oarlock.attention.dropout import Dropout
 from oarlock.attention.finite import clean, has_nan
 from oarlock.attention.masks import ColumnMask
-from oarlock.attention.request import OP, AttentionRequest
+from oarlock.attention.request import OP, AttentionRequest, Options
 from oarlock.providers import register
 
 _FORWARD: Any = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
@@ -38,19 +37,11 @@ def _refuse(request: AttentionRequest) -> str | None:
 
 
 @register(OP, "decode", priority=30, refuse=_refuse)
-def decode(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: ColumnMask,
-    *,
-    scale: float,
-    block_mask: Tensor | None,
-    dropout: Dropout | None,
-) -> tuple[Tensor, Tensor]:
+def decode(query: Tensor, key: Tensor, value: Tensor, options: Options) -> tuple[Tensor, Tensor]:
     """All rows against all keys, with an additive mask unless every row sees every key."""
-    assert block_mask is None
-    assert dropout is None
+    assert options.block_mask is None
+    assert options.dropout is None
+    mask, scale = options.mask, options.scale
     bias, blind = mask.cached(("bias", query.dtype), lambda: _bias(mask, query.dtype))
     if key.shape[1] == 0 or query.numel() == 0:
         out = query.new_zeros((*query.shape[:3], value.shape[3]))

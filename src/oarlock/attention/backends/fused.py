@@ -11,9 +11,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from oarlock import _native
-from oarlock.attention.dropout import Dropout
-from oarlock.attention.masks import ColumnMask
-from oarlock.attention.request import BACKWARD, OP, AttentionRequest
+from oarlock.attention.request import BACKWARD, OP, AttentionRequest, Options
 from oarlock.providers import register
 
 
@@ -25,21 +23,20 @@ def _refuse(request: AttentionRequest) -> str | None:
     return None
 
 
-def _options(
-    mask: ColumnMask, scale: float, block_mask: Tensor | None, dropout: Dropout | None
-) -> _native.AttentionOptions:
-    options = _native.AttentionOptions(
+def _native_options(options: Options) -> _native.AttentionOptions:
+    mask, block_mask, dropout = options.mask, options.block_mask, options.dropout
+    native = _native.AttentionOptions(
         mask.flat_bounds,
         mask.causal,
         mask.batch,
         mask.num_heads,
-        scale,
+        options.scale,
         None if block_mask is None else block_mask.contiguous(),
     )
     if dropout is None:
-        return options
+        return native
     return replace(
-        options,
+        native,
         dropout_threshold=dropout.threshold,
         dropout_scale=dropout.scale,
         seed=dropout.seed,
@@ -48,18 +45,9 @@ def _options(
 
 
 @register(OP, "fused", priority=20, refuse=_refuse)
-def fused(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: ColumnMask,
-    *,
-    scale: float,
-    block_mask: Tensor | None,
-    dropout: Dropout | None,
-) -> tuple[Tensor, Tensor]:
+def fused(query: Tensor, key: Tensor, value: Tensor, options: Options) -> tuple[Tensor, Tensor]:
     """The forward; equal inputs give equal bits for any number of threads."""
-    return _native.attention_forward(query, key, value, _options(mask, scale, block_mask, dropout))
+    return _native.attention_forward(query, key, value, _native_options(options))
 
 
 @register(BACKWARD, "fused", priority=20, refuse=_refuse)
@@ -71,13 +59,9 @@ def fused_backward(
     value: Tensor,
     out: Tensor,
     lse: Tensor,
-    mask: ColumnMask,
-    *,
-    scale: float,
-    block_mask: Tensor | None,
-    dropout: Dropout | None,
+    options: Options,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients; equal inputs give equal bits for an equal number of threads."""
     gradient_of_lse = None if grad_lse is None else grad_lse.contiguous()
-    options = _options(mask, scale, block_mask, dropout)
-    return _native.attention_backward(grad_out, gradient_of_lse, query, key, value, out, lse.contiguous(), options)
+    results = (out, lse.contiguous(), _native_options(options))
+    return _native.attention_backward(grad_out, gradient_of_lse, query, key, value, *results)
