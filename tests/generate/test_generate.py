@@ -26,6 +26,7 @@ _SIZE = {
     "pad_token_id": 0,
 }
 _WINDOW = {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 2}
+_LATENT = {"kv_lora_rank": 24, "q_lora_rank": 20, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 10}
 _EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 24}
 
 FAMILIES = {
@@ -38,6 +39,13 @@ FAMILIES = {
     "ernie4_5": lambda: transformers.Ernie4_5Config(**_SIZE),
     "ernie4_5_moe": lambda: transformers.Ernie4_5_MoeConfig(
         **_SIZE, moe_k=2, moe_num_experts=4, moe_intermediate_size=24, moe_num_shared_experts=1, moe_layer_start_index=1
+    ),
+    "deepseek_v3": lambda: transformers.DeepseekV3Config(
+        **(_SIZE | _EXPERTS | _LATENT | {"num_key_value_heads": 4, "head_dim": 4}),
+        n_routed_experts=4,
+        n_group=2,
+        topk_group=1,
+        first_k_dense_replace=2,
     ),
 }
 

@@ -31,6 +31,19 @@ DOTS1 = {
     "n_shared_experts": 1,
     "first_k_dense_replace": 1,
 }
+DEEPSEEK_V3 = {
+    **DOTS1,
+    "n_routed_experts": 8,
+    "num_key_value_heads": 4,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 20,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+    "n_group": 4,
+    "topk_group": 2,
+}
+YARN = {"rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0, "original_max_position_embeddings": 32}
 
 # name → (model_type, config.json fields beside SIZES)
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -42,6 +55,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-linear-rope": (
         "llama",
         {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 500.0}, "num_key_value_heads": 4},
+    ),
+    "llama-yarn": (
+        "llama",
+        {"rope_parameters": {**YARN, "beta_fast": 8.0, "beta_slow": 0.5, "truncate": False, "attention_factor": 1.3}},
     ),
     "qwen2": ("qwen2", {"tie_word_embeddings": True}),
     "qwen2-window": ("qwen2", {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}),
@@ -75,4 +92,18 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         {**ERNIE_MOE, "moe_layer_interval": 2, "moe_layer_start_index": 0, "moe_num_shared_experts": 0},
     ),
     "dots1": ("dots1", {**DOTS1, "norm_topk_prob": True, "routed_scaling_factor": 2.5}),
+    "deepseek_v3": ("deepseek_v3", DEEPSEEK_V3),
+    "deepseek_v3-yarn-biased": (
+        "deepseek_v3",
+        {
+            **DEEPSEEK_V3,
+            "q_lora_rank": None,
+            "attention_bias": True,
+            "rope_parameters": {**YARN, "beta_fast": 4.0, "mscale": 0.8, "mscale_all_dim": 1.5},
+            "n_group": 1,
+            "topk_group": 1,
+            "norm_topk_prob": False,
+            "tie_word_embeddings": True,
+        },
+    ),
 }

@@ -6,10 +6,11 @@ import re
 
 import pytest
 
-from models.hf_variants import ERNIE_MOE, LLAMA3, QWEN3_MOE, SIZES, VARIANTS
+from models.hf_variants import DEEPSEEK_V3, DOTS1, ERNIE_MOE, LLAMA3, QWEN3_MOE, SIZES, VARIANTS
 from oarlock.models import FAMILIES, DecoderConfig
 
 LLAMA = {"model_type": "llama", **SIZES}
+LATENT = {"kv_lora_rank": 6, "qk_nope_head_dim": 4, "qk_rope_head_dim": 2, "v_head_dim": 3}
 
 
 def read(model_type="llama", **fields) -> DecoderConfig:
@@ -55,8 +56,9 @@ def test_defaults_of_absent_fields_are_those_of_transformers():
     from transformers import AutoConfig
 
     for model_type in FAMILIES:
-        sizes = {"vocab_size": 97, "hidden_size": 512, "intermediate_size": 48, "num_hidden_layers": 3}
-        heads = {"num_attention_heads": 32 if model_type in ("qwen2", "qwen3", "qwen3_moe", "dots1") else 4}
+        sizes = {"vocab_size": 97, "hidden_size": 512, "intermediate_size": 48, "num_hidden_layers": 4}
+        many_heads = {"deepseek_v3": 128} | dict.fromkeys(("qwen2", "qwen3", "qwen3_moe", "dots1"), 32)
+        heads = {"num_attention_heads": many_heads.get(model_type, 4)}
         experts = {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1}
         fields = {**sizes, **heads, **(experts if model_type == "dots1" else {})}
         ours = DecoderConfig.from_hf({"model_type": model_type, **fields})
@@ -67,9 +69,14 @@ def test_defaults_of_absent_fields_are_those_of_transformers():
             assert getattr(ours, name) == getattr(theirs, name), (model_type, name)
         assert ours.rope_theta == theirs.rope_parameters["rope_theta"]
         if hasattr(theirs, "head_dim"):
-            assert ours.head_dim == theirs.head_dim, model_type
+            assert ours.rope_head_dim == theirs.head_dim, model_type
+        if hasattr(theirs, "kv_lora_rank"):
+            for name in ("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "v_head_dim", "n_group", "topk_group"):
+                assert getattr(ours, name) == getattr(theirs, name), name
+            assert ours.head_dim == theirs.qk_head_dim
+            assert ours.is_sparse(theirs.first_k_dense_replace) > ours.is_sparse(theirs.first_k_dense_replace - 1)
         if ours.num_experts:
-            assert ours.num_experts == (theirs.n_routed_experts if model_type == "dots1" else theirs.num_experts)
+            assert ours.num_experts == getattr(theirs, "n_routed_experts", None) or theirs.num_experts
             assert ours.num_experts_per_tok == theirs.num_experts_per_tok
             assert ours.moe_intermediate_size == theirs.moe_intermediate_size
 
@@ -86,7 +93,11 @@ def test_both_names_of_the_number_of_experts():
     [
         ({"model_type": "mamba"}, "model_type 'mamba' is not supported; supported: llama, qwen2, qwen3"),
         ({"hidden_act": "gelu"}, "hidden_act = 'gelu' is not supported; supported: 'silu', 'swish'"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "rope_type 'yarn' is not supported; supported: def"),
+        ({"rope_scaling": {"rope_type": "longrope"}}, "rope_type 'longrope' is not supported; supported: default, lin"),
+        (
+            {"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "gamma": 1}},
+            "takes ['factor', 'original_max_position_embeddings'] and may have ['attention_factor', 'beta_fast', 'bet",
+        ),
         ({"rope_scaling": {"rope_type": "linear"}}, "rope_type 'linear' takes ['factor']; got []"),
         ({"rope_parameters": {"full_attention": {"rope_theta": 1.0}}}, "per layer type (full_attention)"),
         ({"attention_dropout": 0.1}, "attention_dropout = 0.1"),
@@ -104,7 +115,19 @@ def test_both_names_of_the_number_of_experts():
         ),
         ({"model_type": "ernie4_5_moe", **ERNIE_MOE, "use_bias": True}, "use_bias = True is not supported"),
         ({"model_type": "ernie4_5_moe", **ERNIE_MOE, "moe_k": 5}, "num_experts_per_tok (5) exceeds num_experts (4)"),
-        ({"model_type": "dots1", "n_group": 4}, "n_group = 4 is not supported; supported: 1"),
+        ({"model_type": "dots1", **DOTS1, "n_group": 4}, "4 experts do not form 4 equal groups of at least two"),
+        (
+            {"model_type": "deepseek_v3", **DEEPSEEK_V3, "topk_group": 5},
+            "2 experts of a token cannot come from 5 of 4 groups of 2",
+        ),
+        ({"model_type": "deepseek_v3", **DEEPSEEK_V3, "scoring_func": "softmax"}, "scoring_func = 'softmax' is not"),
+        (
+            {"model_type": "deepseek_v3", **DEEPSEEK_V3, "num_key_value_heads": 2},
+            "has as many key heads as query heads",
+        ),
+        ({"model_type": "deepseek_v3", **DEEPSEEK_V3, "qk_rope_head_dim": 7}, "qk_rope_head_dim must be even for RoPE"),
+        ({"model_type": "deepseek_v3", **DEEPSEEK_V3, "kv_lora_rank": 0}, "kv_lora_rank must be a positive integer"),
+        ({"model_type": "deepseek_v3", **DEEPSEEK_V3, "n_shared_experts": 0}, "deepseek_v3 has at least one shared"),
     ],
 )
 def test_what_is_not_implemented_is_refused_by_name(fields, message):
@@ -119,6 +142,11 @@ def test_what_is_not_implemented_is_refused_by_name(fields, message):
         ({"model_type": "qwen3", "mlp_bias": True}, "qwen3 has mlp_bias = False"),
         ({"model_type": "ernie4_5", "attention_bias": True}, "must be equal"),
         ({"num_experts": 4}, "llama has no num_experts; got 4"),
+        ({"kv_lora_rank": 4}, "llama has no kv_lora_rank; got 4"),
+        (
+            {"model_type": "deepseek_v3", **LATENT, "num_key_value_heads": 4, "head_dim": 8},
+            "head_dim must be qk_nope_head_dim + qk_rope_head_dim (4 + 2); got 8",
+        ),
         ({"head_dim": 5}, "head_dim must be even for RoPE; got 5"),
         ({"model_type": "qwen3", "sliding_window": 4, "layer_types": ["full_attention"] * 3}, "no layer of layer_typ"),
         (

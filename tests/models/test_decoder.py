@@ -31,6 +31,15 @@ CONFIGS = {
         **SHAPE, **EXPERTS, model_type="ernie4_5_moe", num_shared_experts=1, sparse_layers=(1,)
     ),
     "dots1": DecoderConfig(**SHAPE, **EXPERTS, model_type="dots1", num_shared_experts=1),
+    "deepseek_v3": DecoderConfig(
+        **{**SHAPE, **EXPERTS, "num_key_value_heads": 4},
+        **{"kv_lora_rank": 20, "q_lora_rank": 12, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 8},
+        **{"n_group": 2, "topk_group": 1},
+        model_type="deepseek_v3",
+        num_shared_experts=1,
+        sparse_layers=(1,),
+        rope_scaling={"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "mscale_all_dim": 1},
+    ),
 }
 every_config = pytest.mark.parametrize("name", CONFIGS)
 
@@ -198,12 +207,15 @@ def test_flops_per_token_counts_the_matmuls_that_run(name):
     )
     # `addmm_` into an output is not a known op of the counter: the head's weight gradient is added by hand.
     head = 2 * config.vocab_size * config.hidden_size * ids.numel()
-    attention = 12 * config.num_attention_heads * config.head_dim * config.num_hidden_layers
+    dims = config.head_dim + config.value_head_dim
+    attention = 6 * config.num_attention_heads * dims * config.num_hidden_layers
     assert matmuls + head == pytest.approx(model.flops_per_token(0.0) * ids.numel(), rel=1e-12)
     if config.sliding_window is None:
         assert model.flops_per_token(10.0) - model.flops_per_token(0.0) == pytest.approx(10.0 * attention)
     else:  # one layer of two sees 4 keys at most
         assert model.flops_per_token(10.0) - model.flops_per_token(0.0) == pytest.approx(7.0 * attention)
+        within = model.flops_per_token(10.0, lambda window: window - 1.0)
+        assert within - model.flops_per_token(0.0) == pytest.approx((10.0 + 3.0) / 2 * attention)
 
 
 def test_parameters_and_tied_head():

@@ -189,3 +189,16 @@ def test_nothing_is_written_when_the_configuration_cannot_be(tmp_path):
 def test_every_file_can_be_read_by_whom_the_umask_lets(folder) -> None:
     modes = {path.name: path.stat().st_mode & 0o777 for path in folder.iterdir()}
     assert len(set(modes.values())) == 1, modes
+
+
+def test_the_layer_that_predicts_one_more_token_is_left_out(tmp_path):
+    config = models.DecoderConfig(
+        **{"model_type": "deepseek_v3", "vocab_size": 31, "hidden_size": 16, "intermediate_size": 24},
+        **{"num_hidden_layers": 2, "num_attention_heads": 2, "kv_lora_rank": 8, "qk_nope_head_dim": 4},
+        **{"qk_rope_head_dim": 4, "v_head_dim": 6},
+    )
+    model = models.Decoder(config)
+    models.save(model, tmp_path)
+    change(tmp_path, lambda t: t.update({"model.layers.2.eh_proj.weight": torch.zeros(3)}))
+    with pytest.warns(UserWarning, match=r"1 tensors of .* are left out, e.g. model.layers.2.eh_proj.weight"):
+        assert same(models.load(tmp_path), model)

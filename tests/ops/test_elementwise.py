@@ -122,6 +122,25 @@ def test_rope_scores_depend_on_distance_only(interleaved):
             "high_freq_factor": 4.0,
             "original_max_position_embeddings": 256,
         },
+        {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 256},
+        {
+            "rope_type": "yarn",
+            "factor": 40.0,
+            "original_max_position_embeddings": 4096,
+            "mscale": 1,
+            "mscale_all_dim": 1,
+        },
+        {
+            "rope_type": "yarn",
+            "factor": 32.0,
+            "original_max_position_embeddings": 1024,
+            "beta_fast": 16.0,
+            "beta_slow": 2.0,
+            "truncate": False,
+            "mscale": 0.7,
+            "mscale_all_dim": 1.2,
+        },
+        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8, "attention_factor": 0.9},
     ],
 )
 def test_frequencies_match_transformers(scaling):
@@ -134,12 +153,15 @@ def test_frequencies_match_transformers(scaling):
         max_position_embeddings=2048,
         rope_parameters={"rope_theta": 500_000.0, **(scaling or {"rope_type": "default"})},
     )
-    theirs = LlamaRotaryEmbedding(config).inv_freq
-    torch.testing.assert_close(ops.rope_frequencies(64, 500_000.0, scaling), theirs, rtol=1e-6, atol=0)
+    theirs = LlamaRotaryEmbedding(config)
+    torch.testing.assert_close(ops.rope_frequencies(64, 500_000.0, scaling), theirs.inv_freq, rtol=1e-6, atol=0)
+    assert ops.rope_magnitude(scaling) == pytest.approx(theirs.attention_scaling)
+    cos, _ = ops.rope_tables(torch.zeros(1, 1, dtype=torch.int64), 64, 500_000.0, scaling)
+    torch.testing.assert_close(cos, torch.full((1, 1, 32), theirs.attention_scaling))
 
 
 def test_unknown_rope_type_and_odd_head_dim_are_refused():
-    with pytest.raises(ValueError, match="rope_type 'yarn' is not supported; supported: default, linear, llama3"):
-        ops.rope_frequencies(8, 10_000.0, {"rope_type": "yarn", "factor": 2.0})
+    with pytest.raises(ValueError, match="rope_type 'longrope' is not supported; supported: default, linear, llama3"):
+        ops.rope_frequencies(8, 10_000.0, {"rope_type": "longrope", "factor": 2.0})
     with pytest.raises(ValueError, match="even; got 7"):
         ops.rope_frequencies(7, 10_000.0)

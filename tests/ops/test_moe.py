@@ -113,3 +113,30 @@ def test_wrong_arguments_are_named():
         ops.route(torch.randn(2, 4), 5)
     with pytest.raises(ValueError, match="got 'relu'"):
         ops.route(torch.randn(2, 4), 1, scoring="relu")
+
+
+@settings(max_examples=40, deadline=None)
+@given(groups=st.integers(1, 4), size=st.integers(2, 4), seed=st.integers(0, 2**16), data=st.data())
+def test_experts_come_from_the_best_groups(groups, size, seed, data):
+    chosen_groups = data.draw(st.integers(1, groups))
+    chosen = data.draw(st.integers(1, chosen_groups * size))
+    generator = torch.Generator().manual_seed(seed)
+    logits, bias = torch.randn(6, groups * size, generator=generator), torch.randn(groups * size, generator=generator)
+    routing = ops.route(
+        logits, chosen, scoring="sigmoid", selection_bias=bias, num_groups=groups, num_chosen_groups=chosen_groups
+    )
+    for token in range(6):
+        numbers = (logits[token].sigmoid() + bias).tolist()
+        of_group = [sorted(numbers[g * size : (g + 1) * size])[-2:] for g in range(groups)]
+        best = sorted(range(groups), key=lambda g: sum(of_group[g]))[-chosen_groups:]
+        allowed = [x for x in range(groups * size) if x // size in best]
+        expected = sorted(allowed, key=lambda x: numbers[x])[-chosen:]
+        assert set(routing.experts_NK[token].tolist()) == set(expected)
+        torch.testing.assert_close(routing.weights_NK[token], logits[token].sigmoid()[routing.experts_NK[token]])
+
+
+def test_groups_that_do_not_fit_are_refused():
+    with pytest.raises(ValueError, match="6 experts do not form 4 equal groups"):
+        ops.route(torch.randn(2, 6), 2, num_groups=4)
+    with pytest.raises(ValueError, match="3 experts of a token cannot come from 1 of 3 groups of 2"):
+        ops.route(torch.randn(2, 6), 3, num_groups=3)

@@ -8,11 +8,13 @@ from typing import Any
 
 from oarlock.models.families import FAMILIES, Family, family
 from oarlock.models.hf_config import fields_from_hf, fields_to_hf
+from oarlock.ops import check_groups
 from oarlock.ops.rotary import ROPE_TYPES
 
 FULL_ATTENTION, SLIDING_ATTENTION = "full_attention", "sliding_attention"
 
 _DERIVED = ("num_key_value_heads", "head_dim")
+_LATENT = ("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 _POSITIVE = (
     "vocab_size",
     "hidden_size",
@@ -26,7 +28,7 @@ _POSITIVE = (
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderConfig:
-    """A decoder of one of the families (llama, qwen2, qwen3, qwen3_moe, ernie4_5, ernie4_5_moe, dots1).
+    """A decoder of one of the families (see `FAMILIES`).
 
     Raises:
         ValueError: values that contradict each other or that the family does not have, each named.
@@ -43,12 +45,12 @@ class DecoderConfig:
     num_key_value_heads: int = 0
     """0: as many as attention heads."""
     head_dim: int = 0
-    """0: hidden_size / num_attention_heads."""
+    """Of queries and keys. 0: hidden_size / num_attention_heads; with latent attention, the sum of its two parts."""
     max_position_embeddings: int = 2048
     rms_norm_eps: float = 1e-6
     rope_theta: float = 10_000.0
     rope_scaling: Mapping[str, Any] | None = None
-    """None, or `rope_type` linear or llama3 with its parameters (see `oarlock.ops.rope_tables`)."""
+    """None, or `rope_type` linear, llama3 or yarn with its parameters (see `oarlock.ops.rope_tables`)."""
     tie_word_embeddings: bool = False
     """The output layer shares the embedding's weight."""
     attention_bias: bool | None = None
@@ -61,6 +63,16 @@ class DecoderConfig:
     """A row of a sliding layer sees this many keys, itself included."""
     layer_types: tuple[str, ...] = ()
     """full_attention or sliding_attention per layer. Empty: all sliding if sliding_window is set, else all full."""
+
+    kv_lora_rank: int = 0
+    """Width of the latent that keys and values are made from (deepseek_v3)."""
+    q_lora_rank: int | None = None
+    """Width of the queries' latent; None: queries are made from the hidden state itself."""
+    qk_nope_head_dim: int = 0
+    """Part of a query or key head without RoPE."""
+    qk_rope_head_dim: int = 0
+    """Part with RoPE; this part of the key is the same in all heads."""
+    v_head_dim: int = 0
 
     num_experts: int = 0
     num_experts_per_tok: int = 0
@@ -75,6 +87,9 @@ class DecoderConfig:
     router_norm_min: float = 1e-20
     """Lower bound of the sum they are divided by."""
     routed_scaling_factor: float = 1.0
+    n_group: int = 1
+    """Groups of experts, of which a token chooses topk_group before its experts."""
+    topk_group: int = 1
     output_router_logits: bool = False
     """Adds router_aux_loss_coef × balance loss to the training loss (transformers' switch for it)."""
     router_aux_loss_coef: float = 0.001
@@ -86,18 +101,18 @@ class DecoderConfig:
     def __post_init__(self) -> None:
         kind = self.family
         for name in _POSITIVE:
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < (0 if name in _DERIVED else 1):
-                raise ValueError(f"{name} must be a positive integer; got {value!r}")
+            _check_positive(name, getattr(self, name), least=0 if name in _DERIVED else 1)
         self._fill_in(kind)
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(
                 f"num_attention_heads ({self.num_attention_heads}) must be a multiple of "
                 f"num_key_value_heads ({self.num_key_value_heads})"
             )
-        if self.head_dim % 2:
-            raise ValueError(f"head_dim must be even for RoPE; got {self.head_dim}")
+        if self.rope_head_dim % 2:
+            name = "qk_rope_head_dim" if kind.latent_attention else "head_dim"
+            raise ValueError(f"{name} must be even for RoPE; got {self.rope_head_dim}")
         _check_rope_scaling(self.rope_scaling)
+        self._check_latents(kind)
         self._check_biases(kind)
         self._check_windows(kind)
         self._check_experts(kind)
@@ -120,6 +135,22 @@ class DecoderConfig:
         """A config.json that transformers 4 (from 4.53) and 5 read alike."""
         return fields_to_hf(self)
 
+    @property
+    def rope_head_dim(self) -> int:
+        """Dims of a head that RoPE turns."""
+        return self.qk_rope_head_dim or self.head_dim
+
+    @property
+    def value_head_dim(self) -> int:
+        """Dims of a value head."""
+        return self.v_head_dim or self.head_dim
+
+    @property
+    def windows(self) -> tuple[int, ...]:
+        """The different sliding windows of the layers."""
+        found = {self.window(layer) for layer in range(self.num_hidden_layers)}
+        return tuple(sorted(window for window in found if window is not None))
+
     def window(self, layer: int) -> int | None:
         """Sliding window of a layer, None for full attention."""
         return self.sliding_window if self.layer_types[layer] == SLIDING_ATTENTION else None
@@ -131,6 +162,8 @@ class DecoderConfig:
     def _fill_in(self, kind: Family) -> None:
         """Replace the values that mean "derive it"."""
         layers = range(self.num_hidden_layers)
+        if kind.latent_attention and not self.head_dim:
+            object.__setattr__(self, "head_dim", self.qk_nope_head_dim + self.qk_rope_head_dim)
         if not self.head_dim and self.hidden_size % self.num_attention_heads:
             raise ValueError(
                 f"hidden_size ({self.hidden_size}) is not a multiple of num_attention_heads "
@@ -147,6 +180,26 @@ class DecoderConfig:
             object.__setattr__(self, name, (tuple(given) if isinstance(given, list) else given) or value)
         if self.attention_bias is None:
             object.__setattr__(self, "attention_bias", bool(kind.attention_bias))
+
+    def _check_latents(self, kind: Family) -> None:
+        if not kind.latent_attention:
+            for name in _LATENT:
+                if value := getattr(self, name):
+                    raise ValueError(f"{self.model_type} has no {name}; got {value}")
+            return
+        for name in _LATENT:
+            if name != "q_lora_rank" or self.q_lora_rank is not None:
+                _check_positive(name, getattr(self, name))
+        if self.head_dim != self.qk_nope_head_dim + self.qk_rope_head_dim:
+            raise ValueError(
+                f"head_dim must be qk_nope_head_dim + qk_rope_head_dim ({self.qk_nope_head_dim} + "
+                f"{self.qk_rope_head_dim}); got {self.head_dim}"
+            )
+        if self.num_key_value_heads != self.num_attention_heads:
+            raise ValueError(
+                f"{self.model_type} has as many key heads as query heads ({self.num_attention_heads}); got "
+                f"num_key_value_heads = {self.num_key_value_heads}"
+            )
 
     def _check_biases(self, kind: Family) -> None:
         for name, fixed in (("attention_bias", kind.attention_bias), ("mlp_bias", kind.mlp_bias)):
@@ -179,9 +232,7 @@ class DecoderConfig:
         if not self.sparse_layers:
             return
         for name in ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "num_shared_experts"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < (0 if name == "num_shared_experts" else 1):
-                raise ValueError(f"{name} must be a positive integer; got {value!r}")
+            _check_positive(name, getattr(self, name), least=0 if name == "num_shared_experts" else 1)
         if any(not 0 <= layer < self.num_hidden_layers for layer in self.sparse_layers):
             raise ValueError(
                 f"sparse_layers {self.sparse_layers} must lie in the {self.num_hidden_layers} layers, 0 onwards"
@@ -190,8 +241,14 @@ class DecoderConfig:
             raise ValueError(
                 f"num_experts_per_tok ({self.num_experts_per_tok}) exceeds num_experts ({self.num_experts})"
             )
-        if self.model_type == "dots1" and not self.num_shared_experts:
-            raise ValueError("dots1 has at least one shared expert; got num_shared_experts = 0")
+        check_groups(self.num_experts, self.num_experts_per_tok, self.n_group, self.topk_group)
+        if kind.always_shared and not self.num_shared_experts:
+            raise ValueError(f"{self.model_type} has at least one shared expert; got num_shared_experts = 0")
+
+
+def _check_positive(name: str, value: object, least: int = 1) -> None:
+    if not isinstance(value, int) or value < least:
+        raise ValueError(f"{name} must be a positive integer; got {value!r}")
 
 
 def _sparse_defaults() -> dict[str, Any]:
@@ -200,9 +257,14 @@ def _sparse_defaults() -> dict[str, Any]:
     return {field.name: field.default for field in fields(DecoderConfig) if field.name in names}
 
 
-_ROPE_PARAMETERS = {
-    "linear": {"factor"},
-    "llama3": {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"},
+# rope_type → (parameters that it needs, parameters that it may have).
+_ROPE_PARAMETERS: dict[str, tuple[set[str], set[str]]] = {
+    "linear": ({"factor"}, set()),
+    "llama3": ({"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}, set()),
+    "yarn": (
+        {"factor", "original_max_position_embeddings"},
+        {"beta_fast", "beta_slow", "truncate", "attention_factor", "mscale", "mscale_all_dim"},
+    ),
 }
 
 
@@ -212,6 +274,7 @@ def _check_rope_scaling(scaling: Mapping[str, Any] | None) -> None:
     kind = scaling.get("rope_type")
     if kind not in _ROPE_PARAMETERS:
         raise ValueError(f"rope_type {kind!r} is not supported; supported: {', '.join(ROPE_TYPES)}")
-    given, needed = set(scaling) - {"rope_type"}, _ROPE_PARAMETERS[kind]
-    if given != needed:
-        raise ValueError(f"rope_type {kind!r} takes {sorted(needed)}; got {sorted(given)}")
+    given, (needed, optional) = set(scaling) - {"rope_type"}, _ROPE_PARAMETERS[kind]
+    if not needed <= given <= needed | optional:
+        more = f" and may have {sorted(optional)}" if optional else ""
+        raise ValueError(f"rope_type {kind!r} takes {sorted(needed)}{more}; got {sorted(given)}")

@@ -1,14 +1,14 @@
 """The decoder: one architecture for all families, dense and sparse.
 
-Notable choices: RMSNorm before each sub-layer, RoPE tables once per forward pass, grouped-query attention through
-FlashMask column masks (packed documents, windows and caches are masks, not code paths), SwiGLU, optional QK-norm and
-biases, tied or untied head, experts where the configuration places them. Norms, rotation and router run in float32.
+Notable choices: RMSNorm before each sub-layer, RoPE tables once per forward pass, grouped-query or latent attention
+through FlashMask column masks (packed documents, windows and caches are masks, not code paths), SwiGLU, tied or untied
+head, experts where the configuration places them. Norms, rotation and router run in float32.
 
-B batch, S sequence, L cached positions, H query heads, K key heads, D head dim, E model width, V vocabulary.
+B batch, S sequence, L cached positions, E model width, V vocabulary, X experts.
 """
 
 import math
-from typing import Protocol
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -17,75 +17,20 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from oarlock import ops
-from oarlock.attention import ColumnMask, flashmask_attention
+from oarlock.attention import ColumnMask
+from oarlock.models.attention import Attention, KVCache, RMSNorm
 from oarlock.models.config import DecoderConfig
+from oarlock.models.latent_attention import LatentAttention
 from oarlock.models.mlp import MLP
 from oarlock.models.moe import Router, RouterStatistics, SparseMLP
 from oarlock.models.window import with_window
-
-
-class KVCache(Protocol):
-    """Keys and values of earlier positions; `oarlock.generate` has one."""
-
-    @property
-    def length(self) -> int:
-        """Positions L held before this forward pass."""
-        ...
-
-    def append(self, layer: int, key_BSKD: Tensor, value_BSKD: Tensor, /) -> tuple[Tensor, Tensor]:
-        """Store S new positions of a layer; returns all its keys and values [B, L + S, K, D]."""
-        ...
-
-
-class RMSNorm(nn.Module):
-    def __init__(self, width: int, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(width))
-        self.eps = eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        return ops.rms_norm(x, self.weight, self.eps)
-
-
-class Attention(nn.Module):
-    def __init__(self, config: DecoderConfig, layer: int) -> None:
-        super().__init__()
-        width, bias = config.hidden_size, bool(config.attention_bias)
-        self.layer = layer
-        self.head_dim = config.head_dim
-        self.rope_interleaved = config.family.rope_interleaved
-        self.q_proj = nn.Linear(width, config.num_attention_heads * self.head_dim, bias=bias)
-        self.k_proj = nn.Linear(width, config.num_key_value_heads * self.head_dim, bias=bias)
-        self.v_proj = nn.Linear(width, config.num_key_value_heads * self.head_dim, bias=bias)
-        self.o_proj = nn.Linear(
-            config.num_attention_heads * self.head_dim, width, bias=bias and config.family.output_bias
-        )
-        self.q_norm = RMSNorm(self.head_dim, config.rms_norm_eps) if config.family.qk_norm else None
-        self.k_norm = RMSNorm(self.head_dim, config.rms_norm_eps) if config.family.qk_norm else None
-
-    def forward(self, x_BSE: Tensor, cos: Tensor, sin: Tensor, mask: ColumnMask, cache: KVCache | None) -> Tensor:
-        q_BSHD = self.q_proj(x_BSE).unflatten(-1, (-1, self.head_dim))
-        k_BSKD = self.k_proj(x_BSE).unflatten(-1, (-1, self.head_dim))
-        v_BSKD = self.v_proj(x_BSE).unflatten(-1, (-1, self.head_dim))
-        q_BSHD = self._rotated(q_BSHD, self.q_norm, cos, sin)
-        k_BSKD = self._rotated(k_BSKD, self.k_norm, cos, sin)
-        if cache is not None:
-            k_BSKD, v_BSKD = cache.append(self.layer, k_BSKD, v_BSKD)
-        out_BSHD = flashmask_attention(q_BSHD, k_BSKD, v_BSKD, mask)
-        assert isinstance(out_BSHD, Tensor)
-        return self.o_proj(out_BSHD.flatten(-2))
-
-    def _rotated(self, x: Tensor, norm: RMSNorm | None, cos: Tensor, sin: Tensor) -> Tensor:
-        if norm is None:
-            return ops.rope(x, cos, sin, interleaved=self.rope_interleaved)
-        return ops.norm_rope(x, norm.weight, norm.eps, cos, sin, interleaved=self.rope_interleaved)
 
 
 class DecoderLayer(nn.Module):
     def __init__(self, config: DecoderConfig, layer: int) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.self_attn = Attention(config, layer)
+        self.self_attn = (LatentAttention if config.family.latent_attention else Attention)(config, layer)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp: SparseMLP | MLP = (
             SparseMLP(config)
@@ -160,7 +105,7 @@ class Decoder(nn.Module):
         if mask is None:
             mask = ColumnMask.plain_causal(seqlen, past + seqlen, batch=batch, device=input_ids.device)
         config = self.config
-        cos, sin = ops.rope_tables(position_ids, config.head_dim, config.rope_theta, config.rope_scaling)
+        cos, sin = ops.rope_tables(position_ids, config.rope_head_dim, config.rope_theta, config.rope_scaling)
         x_BSE = self.embed_tokens(input_ids)
         statistics = []
         for index, layer in enumerate(self.layers):
@@ -215,11 +160,13 @@ class Decoder(nn.Module):
         """Trainable numbers; a tied head counts once."""
         return sum(parameter.numel() for parameter in self.parameters())
 
-    def flops_per_token(self, mean_visible: float) -> float:
-        """Model FLOPs of forward and backward: 6 per matmul weight used, 12 · H · D per layer and visible key.
+    def flops_per_token(self, mean_visible: float, mean_within: Callable[[int], float] | None = None) -> float:
+        """Model FLOPs of forward and backward: 6 per matmul weight used, 6 · H · (D + Dv) per layer and visible key.
 
         Args:
-            mean_visible: keys that a row sees on average; layers with a sliding window count at most the window.
+            mean_visible: keys that a row sees on average in a layer without a sliding window.
+            mean_within: the same for a sliding window, from its width. None: min(mean_visible, window), the most that
+                it can be.
         """
         config = self.config
         weights = config.vocab_size * config.hidden_size
@@ -231,8 +178,12 @@ class Decoder(nn.Module):
                 total = sum(p.numel() for p in layer.mlp.experts.parameters())
                 unused = total - total // config.num_experts * config.num_experts_per_tok
             weights += sum(p.numel() for p in layer.parameters() if p.dim() > 1) - unused
-            keys += min(mean_visible, config.window(index) or math.inf)
-        return 6.0 * weights + 12.0 * config.num_attention_heads * config.head_dim * keys
+            window = config.window(index)
+            if window is None:
+                keys += mean_visible
+            else:
+                keys += min(mean_visible, window) if mean_within is None else mean_within(window)
+        return 6.0 * weights + 6.0 * config.num_attention_heads * (config.head_dim + config.value_head_dim) * keys
 
     # ---- experts: auxiliary loss and balance -------------------------------------------------------------------------
 

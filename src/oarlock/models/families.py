@@ -24,6 +24,8 @@ class Family:
     """RMS norm over the head dim of queries and keys, before RoPE."""
     rope_interleaved: bool = False
     """RoPE rotates neighbours (2i, 2i + 1) instead of (i, i + D / 2)."""
+    latent_attention: bool = False
+    """Keys and values are made from one low-rank latent, queries maybe from another (MLA)."""
     output_bias: bool = True
     """o_proj has a bias where q, k and v have one."""
     attention_bias: bool | None = None
@@ -40,14 +42,18 @@ class Family:
     """The router has a bias that moves the choice of experts only (e_score_correction_bias)."""
     selection_bias_name: str = ""
     """Its name in the weight files, inside `mlp`."""
+    always_shared: bool = False
+    """A sparse layer has at least one shared expert."""
     sparse_fields: tuple[str, ...] = ()
     """Our names of the expert fields that the family has; the others keep their defaults."""
     spelling: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Our field name → config.json's, where they differ. Several where versions of transformers differ."""
     fixed: Mapping[str, Any] = field(default_factory=dict)
     """config.json fields that must have this value (or be absent): the other values are not implemented."""
+    silent: frozenset[str] = frozenset()
+    """config.json fields that say nothing about the computation."""
     ignored_weights: tuple[str, ...] = ()
-    """Prefixes of tensors that transformers, too, leaves out when it loads."""
+    """Prefixes of tensors that transformers, too, leaves out when it loads; {num_layers} stands for their number."""
 
 
 _SPARSE_FIELDS = (
@@ -84,6 +90,16 @@ _ERNIE_DEFAULTS = {
     "eos_token_id": 2,
     "pad_token_id": 0,
 }
+
+_DEEPSEEK_SPARSE_FIELDS = (
+    *_SPARSE_FIELDS,
+    "num_shared_experts",
+    "norm_topk_prob",
+    "routed_scaling_factor",
+    "n_group",
+    "topk_group",
+)
+_DEEPSEEK_SPELLING = {"num_experts": ("n_routed_experts",), "num_shared_experts": ("n_shared_experts",)}
 
 FAMILIES: dict[str, Family] = {
     "llama": Family(
@@ -169,6 +185,8 @@ FAMILIES: dict[str, Family] = {
             "moe_intermediate_size": 1408,
             "norm_topk_prob": False,
             "routed_scaling_factor": 1.0,
+            "n_group": 1,
+            "topk_group": 1,
             "first_k_dense_replace": 0,
             "sliding_window": 4096,
             "max_window_layers": 62,
@@ -179,9 +197,58 @@ FAMILIES: dict[str, Family] = {
         scoring="sigmoid",
         selection_bias=True,
         selection_bias_name="gate.e_score_correction_bias",
-        sparse_fields=(*_SPARSE_FIELDS, "num_shared_experts", "norm_topk_prob", "routed_scaling_factor"),
-        spelling={"num_experts": ("n_routed_experts",), "num_shared_experts": ("n_shared_experts",)},
-        fixed={"n_group": 1, "topk_group": 1},
+        always_shared=True,
+        sparse_fields=_DEEPSEEK_SPARSE_FIELDS,
+        spelling=_DEEPSEEK_SPELLING,
+    ),
+    "deepseek_v3": Family(
+        architecture="DeepseekV3ForCausalLM",
+        defaults={
+            **_DENSE_DEFAULTS,
+            "max_position_embeddings": 4096,
+            "num_key_value_heads": 128,
+            "bos_token_id": 0,
+            "eos_token_id": 1,
+            "kv_lora_rank": 512,
+            "q_lora_rank": 1536,
+            "qk_nope_head_dim": 128,
+            "qk_rope_head_dim": 64,
+            "v_head_dim": 128,
+            "moe_intermediate_size": 2048,
+            "num_experts": 256,
+            "num_experts_per_tok": 8,
+            "num_shared_experts": 1,
+            "norm_topk_prob": True,
+            "routed_scaling_factor": 2.5,
+            "n_group": 8,
+            "topk_group": 4,
+            "first_k_dense_replace": 3,
+        },
+        rope_interleaved=True,
+        latent_attention=True,
+        scoring="sigmoid",
+        selection_bias=True,
+        selection_bias_name="gate.e_score_correction_bias",
+        always_shared=True,
+        sparse_fields=_DEEPSEEK_SPARSE_FIELDS,
+        spelling=_DEEPSEEK_SPELLING,
+        fixed={
+            "rope_interleave": True,
+            "scoring_func": "sigmoid",
+            "topk_method": "noaux_tc",
+            "moe_layer_freq": 1,
+        },
+        silent=frozenset(
+            {
+                "aux_loss_alpha",
+                "ep_size",
+                "num_mtp_layers",
+                "num_nextn_predict_layers",
+                "qk_head_dim",
+                "seq_aux",
+            }
+        ),
+        ignored_weights=("model.layers.{num_layers}.",),  # the layer that predicts one more token
     ),
 }
 

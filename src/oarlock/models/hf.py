@@ -167,7 +167,8 @@ def _drop_redundant(stored: dict[str, _Stored], config: DecoderConfig, directory
     """Forget tensors that a model may carry along without using them."""
     for name in [name for name in stored if name.endswith("rotary_emb.inv_freq")]:
         del stored[name]  # old files hold RoPE's frequencies, which follow from the configuration
-    if skipped := [name for name in stored if name.startswith(config.family.ignored_weights)]:
+    ignored = tuple(p.format(num_layers=config.num_hidden_layers) for p in config.family.ignored_weights)
+    if skipped := [name for name in stored if name.startswith(ignored)]:
         warnings.warn(f"{len(skipped)} tensors of {directory} are left out, e.g. {skipped[0]}", stacklevel=3)
         for name in skipped:
             del stored[name]

@@ -64,13 +64,16 @@ _PLACEMENT = {
     "qwen3_moe": {"decoder_sparse_step", "mlp_only_layers"},
     "ernie4_5_moe": {"moe_layer_start_index", "moe_layer_end_index", "moe_layer_interval"},
     "dots1": {"first_k_dense_replace"},
+    "deepseek_v3": {"first_k_dense_replace"},
 }
 _BIAS_FIELDS = {
     "llama": ("attention_bias", "mlp_bias"),
     "qwen3": ("attention_bias",),
     "qwen3_moe": ("attention_bias",),
     "dots1": ("attention_bias",),
+    "deepseek_v3": ("attention_bias",),
 }
+_LATENT = ("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 
 
 # ---- reading ---------------------------------------------------------------------------------------------------------
@@ -99,6 +102,8 @@ def fields_from_hf(fields: Mapping[str, Any]) -> dict[str, Any]:
     known |= {name: bool(fields.get(name, False)) for name in _BIAS_FIELDS.get(model_type, ())}
     if model_type == "ernie4_5":
         known["attention_bias"] = known["mlp_bias"] = bool(fields.get("use_bias", False))
+    if kind.latent_attention:
+        known |= {name: read(name) for name in _LATENT} | {"head_dim": 0}  # transformers' head_dim is the part of RoPE
     known["sliding_window"], known["layer_types"] = _read_windows(fields, kind, read)
     if kind.scoring is not None:
         known |= {name: read(name) for name in kind.sparse_fields}
@@ -135,7 +140,7 @@ def _read_rope(fields: Mapping[str, Any], theta: float, context: int) -> tuple[f
         if scaling:
             raise ValueError(f"rope_type 'default' takes no {', '.join(sorted(scaling))}")
         return theta, None
-    if kind == "llama3":
+    if kind in ("llama3", "yarn"):
         original = fields.get("original_max_position_embeddings", context)
         scaling.setdefault("original_max_position_embeddings", original)
     return theta, {"rope_type": kind, **scaling}
@@ -171,7 +176,8 @@ def _read_sparse_layers(model_type: str, read: Any) -> tuple[int, ...]:
 
 
 def _mention_unknown(fields: Mapping[str, Any], kind: Family, model_type: str) -> None:
-    known = {*_PLAIN, *_NEUTRAL, *_SILENT, *_WINDOW, *_ROPE, *kind.fixed, "attention_bias", "mlp_bias", "use_bias"}
+    known = {*_PLAIN, *_NEUTRAL, *_SILENT, *_WINDOW, *_ROPE, *kind.fixed, *kind.silent}
+    known |= {"attention_bias", "mlp_bias", "use_bias", *(_LATENT if kind.latent_attention else ())}
     known |= _PLACEMENT.get(model_type, set())
     known |= {spelled for name in kind.sparse_fields for spelled in _spellings(kind, name)}
     if unknown := sorted(set(fields) - known):
@@ -197,6 +203,9 @@ def fields_to_hf(config: DecoderConfig) -> dict[str, Any]:
     fields: dict[str, Any] = {"model_type": config.model_type, "architectures": [kind.architecture]}
     for name in _PLAIN + kind.sparse_fields:
         fields |= dict.fromkeys(kind.spelling.get(name, (name,)), getattr(config, name))
+    if kind.latent_attention:
+        del fields["head_dim"]
+        fields |= {name: getattr(config, name) for name in _LATENT} | {"rope_interleave": True}
     fields |= {"hidden_act": "silu", "attention_dropout": 0.0, "use_cache": True}
     rope = {"rope_type": "default", **(config.rope_scaling or {})}
     fields["rope_theta"] = config.rope_theta
@@ -236,9 +245,9 @@ def _written_sparse_layers(config: DecoderConfig) -> dict[str, Any]:
                     "moe_layer_interval": interval,
                 }
         raise ValueError(f"sparse_layers {sparse} are not evenly spaced as ernie4_5_moe needs")
-    if config.model_type == "dots1":
+    if "first_k_dense_replace" in _PLACEMENT.get(config.model_type, ()):
         first = sparse[0] if sparse else num_layers
         if sparse != tuple(range(first, num_layers)):
-            raise ValueError(f"sparse_layers {sparse} are not the last layers as dots1 needs")
+            raise ValueError(f"sparse_layers {sparse} are not the last layers as {config.model_type} needs")
         return {"first_k_dense_replace": first}
     return {}

@@ -77,6 +77,8 @@ class Router(nn.Module):
                 renormalise=config.norm_topk_prob,
                 smallest_sum=config.router_norm_min,
                 scale=config.routed_scaling_factor,
+                num_groups=config.n_group,
+                num_chosen_groups=config.topk_group,
             )
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Router":

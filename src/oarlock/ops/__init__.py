@@ -4,8 +4,17 @@ from oarlock.ops.activation import swiglu, swiglu_reference
 from oarlock.ops.cross_entropy import linear_cross_entropy, linear_cross_entropy_reference
 from oarlock.ops.dispatch import DispatchPlan, combine, dispatch, experts_reference, grouped_matmul, plan_dispatch
 from oarlock.ops.norm import add_rms_norm, rms_norm, rms_norm_reference
-from oarlock.ops.rotary import ROPE_TYPES, norm_rope, rope, rope_frequencies, rope_reference, rope_tables
-from oarlock.ops.routing import Routing, balance_loss, balanced_bias, route
+from oarlock.ops.rotary import (
+    ROPE_TYPES,
+    norm_rope,
+    rope,
+    rope_frequencies,
+    rope_magnitude,
+    rope_reference,
+    rope_tables,
+    yarn_magnitude,
+)
+from oarlock.ops.routing import Routing, balance_loss, balanced_bias, check_groups, route
 
 __all__ = [
     "ROPE_TYPES",
@@ -14,6 +23,7 @@ __all__ = [
     "add_rms_norm",
     "balance_loss",
     "balanced_bias",
+    "check_groups",
     "combine",
     "dispatch",
     "experts_reference",
@@ -26,9 +36,11 @@ __all__ = [
     "rms_norm_reference",
     "rope",
     "rope_frequencies",
+    "rope_magnitude",
     "rope_reference",
     "rope_tables",
     "route",
     "swiglu",
     "swiglu_reference",
+    "yarn_magnitude",
 ]

@@ -18,7 +18,7 @@ from oarlock.ops import fused
 from oarlock.ops.norm import rms_norm
 from oarlock.ops.precision import compute_dtype
 
-ROPE_TYPES = ("default", "linear", "llama3")
+ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
 
 def rope_tables(
@@ -26,12 +26,16 @@ def rope_tables(
 ) -> tuple[Tensor, Tensor]:
     """cos and sin of position · frequency, with frequency_i = theta^(-2i / D) before scaling.
 
+    YaRN also multiplies both by `rope_magnitude(scaling)`, so that the logits grow with the context.
+
     Args:
         position_ids: [B, S] integers; they may restart at each packed document.
         head_dim: D, even.
         theta: base of the frequencies.
         scaling: Hugging Face's `rope_scaling` fields: `rope_type` one of default, linear (`factor`), llama3 (`factor`,
-            `low_freq_factor`, `high_freq_factor`, `original_max_position_embeddings`). None means default.
+            `low_freq_factor`, `high_freq_factor`, `original_max_position_embeddings`), yarn (`factor`,
+            `original_max_position_embeddings`; optional `beta_fast` 32, `beta_slow` 1, `truncate` true and what
+            `rope_magnitude` reads). None means default.
 
     Returns:
         (cos, sin), each float32 [B, S, D / 2]. Compute them once per forward pass and share them between layers.
@@ -39,11 +43,14 @@ def rope_tables(
     Raises:
         ValueError: odd head_dim or a rope_type that is not supported.
 
-    Source: Su et al., "RoFormer", 2021; transformers `modeling_rope_utils.py` for the scaling kinds.
+    Source: Su et al., "RoFormer", 2021; Peng et al., "YaRN", 2023; transformers `modeling_rope_utils.py` for the
+    scaling kinds.
     """
     frequency_D = rope_frequencies(head_dim, theta, scaling, device=position_ids.device)
     angle_BSD = position_ids.unsqueeze(-1).to(torch.float32) * frequency_D
-    return angle_BSD.cos(), angle_BSD.sin()
+    cos, sin = angle_BSD.cos(), angle_BSD.sin()
+    magnitude = rope_magnitude(scaling)
+    return (cos, sin) if magnitude == 1.0 else (cos * magnitude, sin * magnitude)
 
 
 def rope_frequencies(
@@ -61,6 +68,8 @@ def rope_frequencies(
         return frequency / scaling["factor"]
     if kind == "llama3":
         return _llama3(frequency, scaling)
+    if kind == "yarn":
+        return _yarn(frequency, theta, scaling)
     raise ValueError(f"rope_type {kind!r} is not supported; supported: {', '.join(ROPE_TYPES)}")
 
 
@@ -75,6 +84,46 @@ def _llama3(frequency: Tensor, scaling: Mapping[str, Any]) -> Tensor:
     return torch.where(wavelength < context / high, frequency, stretched)
 
 
+def _yarn(frequency_D: Tensor, theta: float, scaling: Mapping[str, Any]) -> Tensor:
+    """Waves that turn more than `beta_fast` times in the original context are kept, those that turn less than
+    `beta_slow` times are stretched by `factor`, and those between interpolated along the dims."""
+    half = frequency_D.numel()
+    context = scaling["original_max_position_embeddings"]
+
+    def dim_of(turns: float) -> float:
+        """The pair of dims that turns so often: context · theta^(-i / half) = 2π · turns."""
+        return half * math.log(context / (2 * math.pi * turns), theta)
+
+    first, last = dim_of(scaling.get("beta_fast") or 32.0), dim_of(scaling.get("beta_slow") or 1.0)
+    if scaling.get("truncate", True):
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, 2 * half - 1)
+    index_D = torch.arange(half, dtype=torch.float32, device=frequency_D.device)
+    stretched_D = ((index_D - first) / (last - first or 1e-3)).clamp(0, 1)
+    return frequency_D * (1 - stretched_D) + frequency_D / scaling["factor"] * stretched_D
+
+
+def rope_magnitude(scaling: Mapping[str, Any] | None) -> float:
+    """The factor of YaRN on cos and sin; 1 for every other kind.
+
+    `attention_factor` if given; else with m(s) = 1 + 0.1 · s · ln(factor): m(`mscale`) / m(`mscale_all_dim`) where both
+    are given, m(1) where not.
+    """
+    if scaling is None or scaling["rope_type"] != "yarn":
+        return 1.0
+    if scaling.get("attention_factor") is not None:
+        return float(scaling["attention_factor"])
+    factor, over_all = scaling["factor"], scaling.get("mscale_all_dim")
+    if scaling.get("mscale") and over_all:
+        return yarn_magnitude(factor, scaling["mscale"]) / yarn_magnitude(factor, over_all)
+    return yarn_magnitude(factor)
+
+
+def yarn_magnitude(factor: float, strength: float = 1.0) -> float:
+    """1 + 0.1 · strength · ln(factor), and 1 for a factor of at most 1."""
+    return 1.0 if factor <= 1 else 0.1 * strength * math.log(factor) + 1.0
+
+
 def rope(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False) -> Tensor:
     """Rotate each pair (a, b) of the head dim: (a · cos - b · sin, b · cos + a · sin).
 
@@ -82,7 +131,7 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False) -> T
         x: [B, S, H, D], floating; half types are computed in float32.
         cos: float32 [B or 1, S, D / 2] from `rope_tables`.
         sin: same shape.
-        interleaved: pairs are (x[2i], x[2i + 1]) as in ERNIE 4.5; otherwise (x[i], x[i + D / 2]) as in Llama, Qwen.
+        interleaved: pairs are (x[2i], x[2i + 1]) as in ERNIE 4.5, DeepSeek; otherwise (x[i], x[i + D / 2]).
 
     Returns:
         [B, S, H, D] in x's dtype.

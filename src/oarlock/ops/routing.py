@@ -1,6 +1,6 @@
 """Mixture of experts, which expert gets which token: scores, choice, weights, balance.
 
-N tokens, X experts, K experts per token.
+N tokens, X experts, K experts per token, G groups of M experts.
 """
 
 from dataclasses import dataclass
@@ -37,26 +37,33 @@ def route(
     renormalise: bool = False,
     smallest_sum: float = 1e-20,
     scale: float = 1.0,
+    num_groups: int = 1,
+    num_chosen_groups: int = 1,
 ) -> Routing:
     """Choose the top-K experts of each token.
 
     scores = softmax(logits) or sigmoid(logits); the K largest of scores + selection_bias are chosen; their weights are
-    the scores (without the bias), divided by their sum if `renormalise`, times `scale`.
+    the scores (without the bias), divided by their sum if `renormalise`, times `scale`. With several groups of experts
+    (those of one node, say), a token chooses groups first, by the sum of the two largest of a group's numbers, and then
+    among the experts of these groups.
 
     Args:
         logits_NX: [N, X] router outputs; computed in float32 (float64 stays).
         num_chosen: K.
-        scoring: "softmax" (Qwen3, ERNIE 4.5) or "sigmoid" (DeepSeek-V3, dots1).
+        scoring: "softmax" (Qwen3, ERNIE 4.5; renormalised it is the softmax over the chosen logits of gpt-oss) or
+            "sigmoid" (DeepSeek-V3, dots1).
         selection_bias: [X], moves the choice only: the load balancing without auxiliary loss.
         renormalise: make the K weights sum to `scale`.
         smallest_sum: lower bound of the divisor.
         scale: factor on the weights.
+        num_groups: equal groups of neighbouring experts, at least two experts in each.
+        num_chosen_groups: groups that the experts of a token come from.
 
     Returns:
         Routing. Gradients flow through the weights and scores, not through the choice.
 
     Raises:
-        ValueError: K outside [1, X] or an unknown scoring.
+        ValueError: K outside [1, X], an unknown scoring, or groups that do not fit.
 
     Source: Shazeer et al. 2017 (top-k gating); DeepSeek-AI, "DeepSeek-V3", 2024, section 2.1.2.
     """
@@ -73,11 +80,34 @@ def route(
     choice_NX = scores_NX.detach()
     if selection_bias is not None:
         choice_NX = choice_NX + selection_bias
+    if num_groups > 1:
+        check_groups(num_experts, num_chosen, num_groups, num_chosen_groups)
+        choice_NX = _within_groups(choice_NX, num_groups, num_chosen_groups)
     experts_NK = choice_NX.topk(num_chosen, dim=-1).indices
     weights_NK = scores_NX.gather(1, experts_NK)
     if renormalise:
         weights_NK = weights_NK / weights_NK.sum(dim=-1, keepdim=True).clamp(min=smallest_sum)
     return Routing(experts_NK, weights_NK if scale == 1.0 else weights_NK * scale, scores_NX)
+
+
+def check_groups(num_experts: int, num_chosen: int, num_groups: int, num_chosen_groups: int) -> None:
+    """ValueError unless K experts can be chosen from so many groups."""
+    size = num_experts // max(num_groups, 1)
+    if num_groups < 1 or num_experts % num_groups or (size < 2 and num_groups > 1):
+        raise ValueError(f"{num_experts} experts do not form {num_groups} equal groups of at least two")
+    if not 1 <= num_chosen_groups <= num_groups or num_chosen > num_chosen_groups * size:
+        raise ValueError(
+            f"{num_chosen} experts of a token cannot come from {num_chosen_groups} of {num_groups} groups of {size}"
+        )
+
+
+def _within_groups(choice_NX: Tensor, num_groups: int, num_chosen_groups: int) -> Tensor:
+    """The numbers of the experts in each token's best groups; -infinity for the others."""
+    choice_NGM = choice_NX.unflatten(1, (num_groups, -1))
+    group_NG = choice_NGM.topk(2, dim=-1).values.sum(dim=-1)
+    is_left_out_NG = torch.ones_like(group_NG, dtype=torch.bool)
+    is_left_out_NG.scatter_(1, group_NG.topk(num_chosen_groups, dim=-1).indices, False)
+    return choice_NGM.masked_fill(is_left_out_NG.unsqueeze(-1), float("-inf")).flatten(1)
 
 
 def balance_loss(routing: Routing) -> Tensor:
