@@ -1,0 +1,105 @@
+"""Value operations: what happens to elements on their way. Everything else in a program only moves them.
+
+A value operation applies to parameters (and their master copies) unless its statement says `only=optim` or `only=all`:
+a bf16 parameter must not turn its fp32 moments into bf16.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Scope = Literal["param", "optim", "all"]
+
+
+@dataclass(frozen=True, slots=True)
+class Cast:
+    """x -> x in another dtype, rounded as Tensor.to rounds."""
+
+    source: torch.dtype
+    dtype: torch.dtype
+    only: Scope = "param"
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x.to(self.dtype)
+
+    def inverse(self) -> "Cast":
+        return Cast(self.dtype, self.source, self.only)
+
+    def __str__(self) -> str:
+        return f"cast from {dtype_name(self.source)} to {dtype_name(self.dtype)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Add:
+    """x -> x + value, in the dtype of x."""
+
+    value: float
+    only: Scope = "param"
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return (x + self.value).to(x.dtype)
+
+    def inverse(self) -> "Add":
+        return Add(-self.value, self.only)
+
+    def __str__(self) -> str:
+        return f"plus {self.value}" if self.value >= 0 else f"minus {-self.value}"
+
+
+@dataclass(frozen=True, slots=True)
+class Multiply:
+    """x -> x * value, in the dtype of x."""
+
+    value: float
+    only: Scope = "param"
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return (x * self.value).to(x.dtype)
+
+    def inverse(self) -> "Divide":
+        if self.value == 0:
+            raise ValueError("a multiplication by 0 cannot be reversed")
+        return Divide(self.value, self.only)
+
+    def __str__(self) -> str:
+        return f"times {self.value}"
+
+
+@dataclass(frozen=True, slots=True)
+class Divide:
+    """x -> x / value, in the dtype of x: what Multiply is undone by."""
+
+    value: float
+    only: Scope = "param"
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return (x / self.value).to(x.dtype)
+
+    def inverse(self) -> Multiply:
+        return Multiply(self.value, self.only)
+
+    def __str__(self) -> str:
+        return f"divided by {self.value}"
+
+
+ValueOp = Cast | Add | Multiply | Divide
+
+
+def applies(op: ValueOp, state: Literal["param", "optim"]) -> bool:
+    """Whether an operation concerns parameters ("param") or optimizer states ("optim")."""
+    return op.only in (state, "all")
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """torch's name of a dtype: `float32`, `bfloat16`, ..."""
+    return str(dtype).removeprefix("torch.")
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """The inverse of dtype_name; ValueError if this torch has no such dtype."""
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"torch {torch.__version__} has no dtype {name!r}")
+    return dtype
