@@ -33,6 +33,11 @@ def run_with(action: object, monkeypatch: pytest.MonkeyPatch) -> int:
         (MemoryError(), 2, "oarlock doctor: MemoryError\n"),
         (KeyboardInterrupt(), 130, "oarlock doctor: interrupted\n"),
         (BrokenPipeError(), 141, ""),
+        (
+            ModuleNotFoundError("No module named 'tyro'", name="tyro"),
+            2,
+            "oarlock doctor: No module named 'tyro'; install it with: pip install 'oarlock[train]'\n",
+        ),
     ],
 )
 def test_an_error_is_one_line_and_a_status(
@@ -43,6 +48,12 @@ def test_an_error_is_one_line_and_a_status(
 
     assert run_with(fail, monkeypatch) == status
     assert capsys.readouterr().err == text
+
+
+def test_an_unknown_option_without_a_command_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["--bogus"])
+    assert "unrecognised arguments: --bogus" in capsys.readouterr().err
 
 
 def test_a_warning_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

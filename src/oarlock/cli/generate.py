@@ -9,7 +9,6 @@ Text goes to stdout, everything else to stderr.
 """
 
 import argparse
-import json
 import re
 import sys
 import time
@@ -20,11 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tokenizers import Tokenizer
 
 from oarlock import models
 from oarlock.generate import TextStream, generate
 from oarlock.models import Decoder, DecoderConfig
 from oarlock.train.build import choose_device
+from oarlock.train.data.markers import BY_MODEL, marker_ids
 from oarlock.train.limits import MAX_THREADS
 
 _HALF_CHARACTER = re.compile("[\ud800-\udfff]")
@@ -80,7 +81,8 @@ def continue_prompts(args: argparse.Namespace, prompts: list[str]) -> int:
     prompts = [prompt for prompt in prompts for _ in range(args.num_samples)]
     source = _find(args.model)
     tokenizer, num_tokens = _load_tokenizer(source)
-    begins, ends = (_special_ids(source, tokenizer, kind) for kind in ("bos", "eos"))
+    begins = marker_ids(source.tokenizer_folder, tokenizer, "bos", BY_MODEL)
+    ends = marker_ids(source.tokenizer_folder, tokenizer, "eos", BY_MODEL)
     device = choose_device(args.device or "auto", "--device")
     dtype = _DTYPES[args.dtype] if args.dtype else torch.float32 if device.type == "cpu" else None
     model = source.load(dtype, device)
@@ -176,15 +178,11 @@ def _from_checkpoint(run: Path) -> _Source:
     return _Source(config, run / "tokenizer", load)
 
 
-def _load_tokenizer(source: _Source) -> tuple[Any, int]:
-    """The `tokenizers.Tokenizer` and the number of its ids; the model may have more embeddings, never fewer."""
+def _load_tokenizer(source: _Source) -> tuple[Tokenizer, int]:
+    """The tokenizer and the number of its ids; the model may have more embeddings, never fewer."""
     file = source.tokenizer_folder / "tokenizer.json"
     if not file.is_file():
         raise ValueError(f"{file} is missing: copy the tokenizer.json there that the model was trained with")
-    try:
-        from tokenizers import Tokenizer
-    except ImportError as error:
-        raise ValueError("reading a tokenizer needs the package tokenizers: pip install 'oarlock[train]'") from error
     try:
         tokenizer = Tokenizer.from_file(str(file))
     except Exception as error:  # the package raises plain Exception
@@ -195,27 +193,6 @@ def _load_tokenizer(source: _Source) -> tuple[Any, int]:
             f"vocabulary mismatch: {file} has {num_tokens} tokens, the model's vocab_size is {source.config.vocab_size}"
         )
     return tokenizer, num_tokens
-
-
-def _special_ids(source: _Source, tokenizer: Any, kind: str) -> list[int]:
-    """Ids of the tokens that begin ("bos") or end ("eos") a text, from the first file that names them."""
-    name = f"{kind}_token"
-    for file in ("generation_config.json", "config.json"):
-        value = _read_json(source.tokenizer_folder / file).get(f"{name}_id")
-        if value is not None:
-            return [value] if isinstance(value, int) else list(value)
-    token = _read_json(source.tokenizer_folder / "tokenizer_config.json").get(name)
-    found = tokenizer.token_to_id(token["content"] if isinstance(token, dict) else token) if token else None
-    return [] if found is None else [found]
-
-
-def _read_json(file: Path) -> dict[str, Any]:
-    if not file.is_file():
-        return {}
-    try:
-        return json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{file} is not JSON: {error}") from error
 
 
 def _read_prompts(args: argparse.Namespace) -> list[str]:

@@ -20,6 +20,7 @@ COMMANDS = {
     "bench": "run a benchmark and compare it with an earlier one",
     "doctor": "what this installation can do, and why not",
 }
+TRAIN_PACKAGES = ("tokenizers", "tyro", "rich", "tensorboard")  # of the extra `train`
 
 
 def entry() -> None:
@@ -56,7 +57,7 @@ def main(arguments: Sequence[str]) -> int:
     except (ValueError, OSError, RuntimeError, ImportError, MemoryError) as error:
         if os.environ.get("OARLOCK_TRACEBACK"):
             raise
-        print(f"{name}: {str(error) or type(error).__name__}", file=sys.stderr)
+        print(f"{name}: {str(error) or type(error).__name__}{_how_to_install(error)}", file=sys.stderr)
         if type(error) is RuntimeError:  # not one of ours: where it came from may matter
             print("OARLOCK_TRACEBACK=1 shows the full traceback", file=sys.stderr)
         return 2
@@ -73,6 +74,8 @@ def _dispatch(arguments: Sequence[str], command: str) -> int:
             subparsers.add_parser(name, help=summary)
     parsed, rest = parser.parse_known_args(arguments)
     if parsed.command is None:
+        if rest:
+            parser.error(f"unrecognised arguments: {' '.join(rest)}")
         parser.print_help()
         return 0
     if getattr(parsed, "accepts_overrides", False):
@@ -83,6 +86,11 @@ def _dispatch(arguments: Sequence[str], command: str) -> int:
     if rest:
         parser.error(f"unrecognised arguments: {' '.join(rest)}")
     return parsed.run(parsed)
+
+
+def _how_to_install(error: Exception) -> str:
+    missing = error.name if isinstance(error, ModuleNotFoundError) else None
+    return "; install it with: pip install 'oarlock[train]'" if missing in TRAIN_PACKAGES else ""
 
 
 def _show_warnings_in_one_line(name: str) -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from oarlock.train.data import TextTokenizer, load_tokenizer, plays, train_tokenizer
+from oarlock.train.data.markers import BY_MODEL, BY_TOKENIZER, marker_ids
 from oarlock.train.data.tokenizer import END_OF_DOCUMENT, SMALLEST_VOCABULARY, cut_safely
 
 # Characters at which pre-tokenisation decides something: kinds of blanks, letters, digits, contractions, marks.
@@ -164,6 +165,15 @@ def test_markers_are_found_where_models_keep_them(
     assert (loaded.begin_id, loaded.end_id) == (begin, end)
     assert loaded.encode("abababababab") == [2] * 6  # neither cut nor padded
     assert loaded.vocab_size == 6
+
+
+def test_generation_asks_the_model_first_and_gets_all_its_end_tokens(tmp_path: Path) -> None:
+    files = {"tokenizer_config": {"eos_token": "</s>"}, "generation_config": {"eos_token_id": [5, 4, 99]}}
+    folder = other_tokenizer(tmp_path / "model", **files)
+    backend = load_tokenizer(folder).backend
+    assert marker_ids(folder, backend, "eos", BY_TOKENIZER) == [4]
+    assert marker_ids(folder, backend, "eos", BY_MODEL) == [5, 4]  # there is no token 99
+    assert marker_ids(folder, backend, "bos", BY_MODEL) == []
 
 
 def test_a_bare_tokenizer_file_gets_a_config_when_saved(tmp_path: Path) -> None:

@@ -8,13 +8,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
+from oarlock.train.data.markers import BY_TOKENIZER, TOKENIZER_CONFIG, marker_ids
+
 END_OF_DOCUMENT = "<|endoftext|>"
 SMALLEST_VOCABULARY = 257  # every byte, and the end of a document
-TOKENIZER_FILE, CONFIG_FILE = "tokenizer.json", "tokenizer_config.json"
+TOKENIZER_FILE, CONFIG_FILE = "tokenizer.json", TOKENIZER_CONFIG
 _COMPANIONS = (
     CONFIG_FILE,
     "special_tokens_map.json",
@@ -158,11 +159,12 @@ def load_tokenizer(location: str | Path) -> TextTokenizer:
         backend = Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises bare Exception
         raise ValueError(f"{file} is not a tokenizer.json: {error}") from None
-    end_id = _marker(file.parent, backend, "eos")
+    ends = marker_ids(file.parent, backend, "eos", BY_TOKENIZER)
+    end_id = ends[0] if ends else backend.token_to_id(END_OF_DOCUMENT)
     if end_id is None:
         raise ValueError(f'{file.parent}: which token ends a document? Add "eos_token" to {CONFIG_FILE}')
-    begin_id = _marker(file.parent, backend, "bos")
-    return TextTokenizer(backend, end_id if begin_id is None else begin_id, end_id, file.parent)
+    begins = marker_ids(file.parent, backend, "bos", BY_TOKENIZER)
+    return TextTokenizer(backend, begins[0] if begins else end_id, end_id, file.parent)
 
 
 def cut_safely(text: str, size: int) -> Iterator[str]:
@@ -183,29 +185,3 @@ def _cut_long_words(text: str) -> Iterator[str]:
         start = run.end()
     if start < len(text):
         yield text[start:]
-
-
-def _marker(folder: Path, backend: Tokenizer, name: str) -> int | None:
-    for file in (CONFIG_FILE, "special_tokens_map.json"):
-        token = _read_json(folder / file).get(f"{name}_token")
-        spelled = token.get("content") if isinstance(token, dict) else token
-        if isinstance(spelled, str) and (found := backend.token_to_id(spelled)) is not None:
-            return found
-    for file in ("config.json", "generation_config.json"):
-        value = _read_json(folder / file).get(f"{name}_token_id")
-        first = value[0] if isinstance(value, list) and value else value
-        if isinstance(first, int) and backend.id_to_token(first) is not None:
-            return first
-    return backend.token_to_id(END_OF_DOCUMENT) if name == "eos" else None
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path}: not JSON: {error}") from None
-    if not isinstance(content, dict):
-        raise ValueError(f"{path}: expected a JSON object")
-    return content
