@@ -118,6 +118,8 @@ class ScheduleConfig:
 class TrainSection:
     """The loop."""
 
+    task: Literal["pretrain"] = "pretrain"
+    """What is learned: pretrain (all text of documents)."""
     out: str = "runs/default"
     """Folder of the run: config.toml, metrics.jsonl, checkpoints, hf, report.html, tb."""
     steps: int = 0

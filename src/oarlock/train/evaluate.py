@@ -26,8 +26,8 @@ class Evaluation:
 
 
 def batch_mask(batch: Batch, device: torch.device) -> ColumnMask:
-    """Causal attention inside each document of each row."""
-    return ColumnMask.causal_document(batch.lengths, device=device)
+    """Which keys each token of a batch sees."""
+    return batch.mask(device)
 
 
 def summed_loss(model: Decoder, batch: Batch, mask: ColumnMask) -> Tensor:

@@ -23,12 +23,11 @@ from oarlock import _native, checkpoint, models
 from oarlock.checkpoint import Checkpoint
 from oarlock.ops.peak import matmul_peak
 from oarlock.parallel import Mesh
-from oarlock.train.build import build_model, choose_device, decoder_config, prepare_data
+from oarlock.train.build import build_model, choose_device, decoder_config
 from oarlock.train.config import TrainConfig
-from oarlock.train.data import Batch, EvaluationLoader, PackedLoader, PreparedData
+from oarlock.train.data import Batch, EvaluationLoader, PackedLoader
 from oarlock.train.divergence import NonFiniteLossError, dump_batches, dump_facts
 from oarlock.train.environment import environment, peak_memory_bytes
-from oarlock.train.evaluate import Evaluation, batch_mask, evaluate, summed_loss
 from oarlock.train.metrics import MetricsLog
 from oarlock.train.optim import build_optimizers
 from oarlock.train.progress import Progress
@@ -37,6 +36,7 @@ from oarlock.train.run import RunDirectory
 from oarlock.train.schedule import learning_rate_factor
 from oarlock.train.signals import StopRequest
 from oarlock.train.state import TrainingState
+from oarlock.train.tasks import Evaluation, choose_task
 from oarlock.train.units import format_count
 
 _MOST_STEPS = 2**31 - 1
@@ -50,7 +50,7 @@ class TrainResult:
     step: int
     num_steps: int
     bits_per_byte: float | None
-    """Of the last evaluation in this process; None if there was none."""
+    """Of the last evaluation in this process; None if there was none, or if the task has none."""
     stopped_by: str
     """Name of the signal that ended the run early, or empty."""
 
@@ -85,7 +85,8 @@ class Trainer:
         self.device = choose_device(config.train.device)
         _native.keep_freed_memory()
 
-        self.data = self._prepare_data()
+        self.task = choose_task(config)
+        self.data = mesh.first_rank_first(self.task.prepare)  # the others find what the first has tokenised
         length, batch_size = config.data.sequence_length, config.train.batch_size
         place = {"rank": self.rank, "world_size": self.num_ranks}
         self.loader = PackedLoader(self.data.train, length, batch_size, config.train.seed, **place)
@@ -95,6 +96,7 @@ class Trainer:
         self.model = build_model(config, architecture, self.device)
         mesh.check_same_parameters(self.model)
         self.optimizers = build_optimizers(self.model, config.optimizer)
+        self.task.start(self.model, self.data, mesh, self.device)
         self.saved = TrainingState(self.model, self.optimizers, self.loader, self.data.directory.name)
         self.num_steps = config.train.steps or self._steps_for(config.train.flops)
         if self.resume_from is not None:
@@ -151,15 +153,13 @@ class Trainer:
                 group["lr"] = factor * group["peak_lr"]
 
         batches = [self.loader.next_batch() for _ in range(self.config.train.accumulation)]
-        (num_targets,) = self.mesh.sum_scalars([sum(b.num_targets for b in batches)])
-        loss_sum, flops = 0.0, 0.0
+        (num_losses,) = self.mesh.sum_scalars([sum(b.num_losses for b in batches)])
+        sums = [0.0] * (2 + len(self.task.metric_names))
         for batch in batches:
-            batch_loss, batch_flops = self._backward(batch.to(self.device), num_targets)
-            loss_sum += batch_loss
-            flops += batch_flops
+            sums = [x + y for x, y in zip(sums, self._backward(batch.to(self.device), num_losses), strict=True)]
         self.mesh.sum_gradients(self.model)
-        loss_sum, flops, num_asked = self.mesh.sum_scalars([loss_sum, flops, bool(stop.requested)])
-        loss = loss_sum / num_targets
+        num_asked, flops, loss_sum, *metric_sums = self.mesh.sum_scalars([bool(stop.requested), *sums])
+        loss = loss_sum / num_losses
         norm = self._clip_gradients()
         if not (math.isfinite(loss) and math.isfinite(norm)):
             raise self._diverged(f"loss {loss}, gradient norm {norm}", loss, norm, batches)
@@ -179,22 +179,23 @@ class Trainer:
             "tokens_per_second": tokens / seconds,
             "mm_share": flops / seconds / (self.peak * self.num_ranks),
             "memory_bytes": peak_memory_bytes(self.device),
-        }
+        } | {name: value / num_losses for name, value in zip(self.task.metric_names, metric_sums, strict=True)}
         if self.rank == 0:
             totals = {"tokens": self.state.tokens, "flops": self.state.flops, "seconds": self.state.seconds}
             self.log.write("train", step, **shown, **totals)
         progress.update(step, **shown)
         return num_asked > 0
 
-    def _backward(self, batch: Batch, num_targets: float) -> tuple[float, float]:
-        """Add one micro-batch's gradients; returns its summed loss and its model FLOPs."""
-        mask = batch_mask(batch, self.device)
+    def _backward(self, batch: Batch, num_losses: float) -> list[float]:
+        """Add one micro-batch's gradients; returns its model FLOPs, its summed loss and the task's summed metrics."""
+        mask = batch.mask(self.device)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.train.dtype == "bf16"):
-            loss_sum = summed_loss(self.model, batch, mask)
-            objective = (loss_sum + self.model.auxiliary_loss() * batch.num_targets) / num_targets
+            loss_sum, metric_sums = self.task.loss(self.model, batch, mask)
+            objective = (loss_sum + self.model.auxiliary_loss() * batch.num_losses) / num_losses
         objective.backward()
         mean_visible = mask.density * batch.input_ids.shape[1]
-        return loss_sum.item(), self.model.flops_per_token(mean_visible) * batch.input_ids.numel()
+        flops = self.model.flops_per_token(mean_visible) * batch.input_ids.numel()
+        return [flops, loss_sum.item(), *metric_sums]
 
     def _clip_gradients(self) -> float:
         limit = self.config.optimizer.clip_norm or math.inf
@@ -219,10 +220,6 @@ class Trainer:
         )
 
     # ---------------------------------------------------------------------------------------------------- set-up
-
-    def _prepare_data(self) -> PreparedData:
-        """The first rank tokenises, the others find its result."""
-        return self.mesh.first_rank_first(lambda: prepare_data(self.config.data, self.config.model))
 
     def _steps_for(self, budget: float) -> int:
         """Optimizer steps that a budget of FLOPs pays for, by the mask of the first epoch's packing."""
@@ -270,6 +267,8 @@ class Trainer:
         count = self.model.num_parameters()
         progress.note(f"model     {self.model.config.model_type}, {format_count(count)} parameters, on {self.device}")
         progress.note(f"data      {format_count(self.data.train.num_targets)} tokens, {packing}")
+        for note in self.task.notes:
+            progress.note(f"          {note}")
         progress.note(f"mask      density {density:.3f} of S x S" + "".join(within))
         progress.note(f"machine   matmul peak {self.peak / 1e9:.0f} GFLOP/s, {torch.get_num_threads()} threads")
         if self.resume_from is not None:
@@ -289,18 +288,15 @@ class Trainer:
 
     def _evaluate(self, progress: Progress) -> None:
         began = time.perf_counter()
-        result = evaluate(self.model, self.validation, self.mesh, self.device)
+        result = self.task.evaluate(self.model, self.validation, self.mesh, self.device)
         seconds = time.perf_counter() - began
         self.last_evaluation = result
-        self.state.best_bits_per_byte = min(self.state.best_bits_per_byte, result.bits_per_byte)
+        self.state.best_loss = min(self.state.best_loss, result.loss)
         if self.rank == 0:
-            values = {"loss": result.loss, "bits_per_byte": result.bits_per_byte, "evaluation_seconds": seconds}
+            values = {"loss": result.loss, **result.metrics, "evaluation_seconds": seconds}
             self.log.write("eval", self.state.step, **values, tokens=self.state.tokens, flops=self.state.flops)
             write_report(self.directory.path)
-        progress.note(
-            f"eval      step {self.state.step}: {result.bits_per_byte:.4f} bits per byte, "
-            f"loss {result.loss:.4f}, {seconds:.1f} s"
-        )
+        progress.note(f"eval      step {self.state.step}: {result}, {seconds:.1f} s")
         if not math.isfinite(result.loss):
             raise self._diverged(f"validation loss {result.loss}", result.loss, math.nan)
 

@@ -26,7 +26,7 @@ class LoopState:
     """Model FLOPs, forward and backward."""
     seconds: float = 0.0
     """Time in optimizer steps, without evaluation and saving."""
-    best_bits_per_byte: float = math.inf
+    best_loss: float = math.inf
     num_steps: int = 0
     """Last step of the run, as planned when it was saved."""
 

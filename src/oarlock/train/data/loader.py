@@ -10,51 +10,20 @@ them. So a batch may span two epochs, no row is dropped or repeated, and a run m
 Letters: B batch, S sequence.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import torch
 
-from oarlock.train.data.packing import Packing, pack
-from oarlock.train.data.token_file import TokenFile
-
-IGNORED = -100
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Packed sequences."""
-
-    input_ids: torch.Tensor
-    """int64 [B, S]."""
-    targets: torch.Tensor
-    """int64 [B, S]; -100 where there is nothing to predict (padding)."""
-    position_ids: torch.Tensor
-    """int64 [B, S], restarting at 0 with every document."""
-    lengths: list[list[int]]
-    """Documents (or pieces) of each row in order; they sum to S, padding being the last of a row."""
-    num_targets: int
-    """Targets that are not padding."""
-    num_target_bytes: int
-    """UTF-8 bytes of the text behind the targets; nats / (ln 2 * bytes) are the bits per byte."""
-
-    def to(self, device: torch.device | str) -> "Batch":
-        """The same with its tensors on a device."""
-        return replace(
-            self,
-            input_ids=self.input_ids.to(device, non_blocking=True),
-            targets=self.targets.to(device, non_blocking=True),
-            position_ids=self.position_ids.to(device, non_blocking=True),
-        )
+from oarlock.train.data.batch import Batch, Packable
+from oarlock.train.data.packing import Packing
 
 
 class PackedLoader:
     """Endless training batches of one rank; a pure function of (documents, S, seed) and the rows taken so far.
 
     Args:
-        token_file: the documents.
+        documents: what is packed.
         seq_len: tokens S per sequence.
         batch_size: sequences B per rank and batch.
         seed: decides packing and order, together with the epoch.
@@ -65,10 +34,10 @@ class PackedLoader:
     """
 
     def __init__(
-        self, token_file: TokenFile, seq_len: int, batch_size: int, seed: int = 0, rank: int = 0, world_size: int = 1
+        self, documents: Packable, seq_len: int, batch_size: int, seed: int = 0, rank: int = 0, world_size: int = 1
     ):
         _check_sizes(batch_size, rank, world_size)
-        self._file = token_file
+        self._documents = documents
         self._seq_len = seq_len
         self._batch_size = batch_size
         self._seed = seed
@@ -93,7 +62,7 @@ class PackedLoader:
         """The next B rows of this rank."""
         first = self._rank * self._batch_size
         rows = self._take(self._batch_size * self._world_size)[first : first + self._batch_size]
-        return _assemble(self._file, self._seq_len, rows)
+        return self._documents.assemble(self._seq_len, rows)
 
     def state_dict(self) -> dict[str, int]:
         """Where the next batch begins: the row within an epoch, counted over all ranks; and what it depends on."""
@@ -117,8 +86,8 @@ class PackedLoader:
         return {
             "seed": self._seed,
             "seq_len": self._seq_len,
-            "num_documents": self._file.num_documents,
-            "num_targets": self._file.num_targets,
+            "num_documents": self._documents.num_documents,
+            "num_targets": self._documents.num_targets,
         }
 
     def _take(self, count: int) -> list[tuple[Packing, int]]:
@@ -135,7 +104,7 @@ class PackedLoader:
     def _packing(self, epoch: int) -> Packing:
         if epoch not in self._packings:
             generator = np.random.default_rng((self._seed, epoch))
-            self._packings = {epoch: pack(self._file.offsets, self._file.num_bytes, self._seq_len, generator)}
+            self._packings = {epoch: self._documents.pack(self._seq_len, generator)}
         return self._packings[epoch]
 
 
@@ -145,13 +114,13 @@ class EvaluationLoader:
     Args: as `PackedLoader`; there is no seed.
     """
 
-    def __init__(self, token_file: TokenFile, seq_len: int, batch_size: int, rank: int = 0, world_size: int = 1):
+    def __init__(self, documents: Packable, seq_len: int, batch_size: int, rank: int = 0, world_size: int = 1):
         _check_sizes(batch_size, rank, world_size)
-        self._file = token_file
+        self._documents = documents
         self._batch_size = batch_size
         self._rank = rank
         self._world_size = world_size
-        self.packing = pack(token_file.offsets, token_file.num_bytes, seq_len, np.random.default_rng(0))
+        self.packing = documents.pack(seq_len, np.random.default_rng(0))
 
     def __len__(self) -> int:
         """Batches of each rank."""
@@ -162,41 +131,7 @@ class EvaluationLoader:
             first = (index * self._world_size + self._rank) * self._batch_size
             rows = range(first, first + self._batch_size)
             taken = [(self.packing, row) if row < self.packing.num_rows else None for row in rows]
-            yield _assemble(self._file, self.packing.seq_len, taken)
-
-
-def _assemble(token_file: TokenFile, seq_len: int, rows: Sequence[tuple[Packing, int] | None]) -> Batch:
-    """Gather rows; None stands for a row of padding. One index array for the whole batch, no loop over tokens."""
-    starts: list[int] = []
-    lengths: list[list[int]] = []
-    is_padding: list[bool] = []
-    num_bytes = 0
-    for row in rows:
-        row_lengths: list[int] = []
-        if row is not None:
-            packing, index = row
-            pieces = slice(packing.row_offsets[index], packing.row_offsets[index + 1])
-            row_lengths = packing.lengths[pieces].tolist()
-            starts += packing.starts[pieces].tolist()
-            num_bytes += int(packing.num_bytes[pieces].sum())
-            is_padding += [False] * len(row_lengths)
-        if left := seq_len - sum(row_lengths):
-            row_lengths.append(left)
-            starts.append(0)
-            is_padding.append(True)
-        lengths.append(row_lengths)
-    flat = np.array([length for row_lengths in lengths for length in row_lengths], np.int64)
-    positions = np.arange(len(rows) * seq_len) - np.repeat(np.cumsum(flat) - flat, flat)
-    padding = np.repeat(np.array(is_padding), flat)
-    index = np.where(padding, 0, np.repeat(np.array(starts, np.int64), flat) + positions)
-    inputs = token_file.tokens[index].astype(np.int64)
-    targets = token_file.tokens[index + 1].astype(np.int64)
-    inputs[padding] = token_file.end_id
-    targets[padding] = IGNORED
-    input_ids, target_ids, position_ids = (
-        torch.from_numpy(array.reshape(len(rows), seq_len)) for array in (inputs, targets, positions)
-    )
-    return Batch(input_ids, target_ids, position_ids, lengths, int(padding.size - padding.sum()), num_bytes)
+            yield self._documents.assemble(self.packing.seq_len, taken)
 
 
 def _check_sizes(batch_size: int, rank: int, world_size: int) -> None:

@@ -12,7 +12,10 @@ from types import TracebackType
 from typing import Any
 
 import numpy as np
+import torch
 
+from oarlock.train.data.batch import IGNORED, Batch
+from oarlock.train.data.packing import Packing, pack
 from oarlock.train.data.sources import Document
 from oarlock.train.data.tokenizer import TextTokenizer
 
@@ -27,6 +30,8 @@ class TokenFile:
     tokens: np.ndarray
     offsets: np.ndarray
     num_bytes: np.ndarray
+    is_target: np.ndarray | None = None
+    """uint8 [N], 1 where a token is predicted and not only given; None: all but the begin markers."""
 
     @property
     def num_documents(self) -> int:
@@ -35,8 +40,8 @@ class TokenFile:
 
     @property
     def num_targets(self) -> int:
-        """Tokens that are predicted: all but the begin markers."""
-        return len(self.tokens) - self.num_documents
+        """Tokens that are predicted: all but the begin markers, or those of `is_target`."""
+        return len(self.tokens) - self.num_documents if self.is_target is None else int(self.is_target.sum())
 
     @property
     def total_bytes(self) -> int:
@@ -51,6 +56,46 @@ class TokenFile:
     def document(self, index: int) -> np.ndarray:
         """Tokens t1 .. tn of one document, without markers."""
         return self.tokens[self.offsets[index] + 1 : self.offsets[index + 1] - 1]
+
+    def pack(self, seq_len: int, generator: np.random.Generator) -> Packing:
+        """See `oarlock.train.data.packing.pack`."""
+        return pack(self.offsets, self.num_bytes, seq_len, generator)
+
+    def assemble(self, seq_len: int, rows: Sequence[tuple[Packing, int] | None]) -> Batch:
+        """Gather rows; see `Packable`. One index array for the whole batch, no loop over tokens."""
+        starts: list[int] = []
+        lengths: list[list[int]] = []
+        is_padding: list[bool] = []
+        num_bytes = 0
+        for row in rows:
+            row_lengths: list[int] = []
+            if row is not None:
+                packing, index = row
+                pieces = slice(packing.row_offsets[index], packing.row_offsets[index + 1])
+                row_lengths = packing.lengths[pieces].tolist()
+                starts += packing.starts[pieces].tolist()
+                num_bytes += int(packing.num_bytes[pieces].sum())
+                is_padding += [False] * len(row_lengths)
+            if left := seq_len - sum(row_lengths):
+                row_lengths.append(left)
+                starts.append(0)
+                is_padding.append(True)
+            lengths.append(row_lengths)
+        flat = np.array([length for row_lengths in lengths for length in row_lengths], np.int64)
+        positions = np.arange(len(rows) * seq_len) - np.repeat(np.cumsum(flat) - flat, flat)
+        padding = np.repeat(np.array(is_padding), flat)
+        index = np.where(padding, 0, np.repeat(np.array(starts, np.int64), flat) + positions)
+        inputs = self.tokens[index].astype(np.int64)
+        targets = self.tokens[index + 1].astype(np.int64)
+        inputs[padding] = self.end_id
+        targets[padding] = IGNORED
+        if self.is_target is not None:
+            targets[self.is_target[index + 1] == 0] = IGNORED
+        input_ids, target_ids, position_ids = (
+            torch.from_numpy(array.reshape(len(rows), seq_len)) for array in (inputs, targets, positions)
+        )
+        num_targets = int((targets != IGNORED).sum())
+        return Batch(input_ids, target_ids, position_ids, lengths, num_targets, num_bytes)
 
     @classmethod
     def from_documents(
