@@ -157,6 +157,20 @@ class Digest64:
         return _finish_blocks(sums, self._num_bytes)
 
 
+def check_has_bytes(tensor: Tensor) -> None:
+    """Refuse a tensor whose bytes cannot be hashed or written.
+
+    Raises:
+        TypeError: it is sparse, quantized or distributed; ValueError: it has no data (meta device).
+    """
+    if hasattr(tensor, "to_local"):
+        raise TypeError("a distributed tensor has no single sequence of bytes here; pass tensor.to_local()")
+    if tensor.layout != torch.strided or tensor.is_quantized:
+        raise TypeError(f"only dense tensors have bytes to hash or write, got layout {tensor.layout}, {tensor.dtype}")
+    if tensor.device.type == "meta":
+        raise ValueError(f"a meta tensor has no data (dtype {tensor.dtype}, shape {tuple(tensor.shape)})")
+
+
 def tensor_bytes(tensor: Tensor) -> np.ndarray:
     """The bytes of `tensor` in C order, as a numpy uint8 vector.
 
@@ -169,12 +183,7 @@ def tensor_bytes(tensor: Tensor) -> np.ndarray:
     Raises:
         TypeError: the tensor is sparse, quantized or distributed; ValueError: it has no data (meta device).
     """
-    if hasattr(tensor, "to_local"):
-        raise TypeError("a distributed tensor has no single sequence of bytes here; pass tensor.to_local()")
-    if tensor.layout != torch.strided or tensor.is_quantized:
-        raise TypeError(f"only dense tensors have bytes to hash or write, got layout {tensor.layout}, {tensor.dtype}")
-    if tensor.device.type == "meta":
-        raise ValueError(f"a meta tensor has no data (dtype {tensor.dtype}, shape {tuple(tensor.shape)})")
+    check_has_bytes(tensor)
     contiguous = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
     # as_strided, because reshape(-1) of one element may keep a stride that view(uint8) refuses
     return contiguous.as_strided((contiguous.numel(),), (1,)).view(torch.uint8).numpy()

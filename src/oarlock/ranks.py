@@ -1,7 +1,7 @@
 """What the processes of a job tell each other: JSON texts, gathered as tensors of bytes (no pickle)."""
 
 import json
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.distributed as dist
@@ -28,6 +28,13 @@ class Ranks:
         self.rank = dist.get_rank(group) if together else 0
         if self.rank < 0:
             raise ValueError("this process is not in the given group of processes")
+
+    @classmethod
+    def alone(cls) -> Self:
+        """This process only, whatever torch.distributed knows."""
+        ranks = cls.__new__(cls)
+        ranks._group, ranks.size, ranks.rank = None, 1, 0
+        return ranks
 
     def gather(self, value: Any) -> list[Any]:
         """The JSON values of all ranks, on every rank; also a barrier.

@@ -114,7 +114,7 @@ def test_digest_message_names_expected_and_found(path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ('"version": 1', '"version": 2', r"expected format version 1, found 2; read it with the version"),
+        ('"version": 2', '"version": 3', r"expected format version 2, found 3; read it with the version"),
         ('"oarlock-checkpoint"', '"other"', "expected the format 'oarlock-checkpoint', found 'other'"),
         ('"step": 1', '"step": "one"', "malformed.*'one'"),
         ('"world_size": 1', '"world_size": 2', "1 ranks' tensors, expected 2"),
@@ -147,8 +147,8 @@ def test_an_edited_state_needs_verify_off(path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ('"dtype": "float32", "shape": [30, 5]', '"dtype": "float32", "shape": [5, 30]', r"expects F32 \[5, 30\]"),
-        ('"dtype": "float32", "shape": [30, 5]', '"dtype": "int32", "shape": [30, 5]', r"expects I32 \[30, 5\]"),
+        ('"dtype": "float32", "shape": [30, 5]', '"dtype": "float32", "shape": [5, 30]', r"expected F32 \[5, 30\]"),
+        ('"dtype": "float32", "shape": [30, 5]', '"dtype": "int32", "shape": [30, 5]', r"expected I32 \[30, 5\]"),
         ('"w": {', '"v": {', "tensor 'v'.*header says None"),
     ],
 )

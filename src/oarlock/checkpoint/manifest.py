@@ -4,7 +4,6 @@ The manifest is JSON. Its last field is a digest64 of the whole file with the di
 a damaged manifest is noticed like any other damaged file.
 """
 
-import dataclasses
 import json
 import re
 from collections.abc import Mapping
@@ -15,10 +14,11 @@ from typing import Any
 
 import torch
 
-from oarlock.digest import Digest64
+from oarlock.checkpoint.boxes import Box, explain_cover
+from oarlock.digest import BLOCK_BYTES, Digest64
 
 FORMAT = "oarlock-checkpoint"
-VERSION = 1
+VERSION = 2
 MANIFEST_NAME = "oarlock.json"
 ADVICE = "restore it from a copy, or move it away and use the checkpoint before it"
 
@@ -33,20 +33,37 @@ class CheckpointError(RuntimeError):
 
 @dataclass(frozen=True)
 class FileEntry:
-    """Size in bytes and digest64 (16 hexadecimal digits) of a file of the checkpoint."""
+    """Size in bytes of a file of the checkpoint and its digest64, also that of each of its MiB.
+
+    Digests are 16 hexadecimal digits; a file of at most 1 MiB has no `blocks`.
+    """
 
     bytes: int
     digest: str
+    blocks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class PieceEntry:
+    """A box of a tensor and the file that holds it, under the name that piece_name gives."""
+
+    file: str
+    box: Box
 
 
 @dataclass(frozen=True)
 class TensorEntry:
     """Where a tensor is stored, with torch's name of its dtype; or, for a tied tensor, the name that it shares."""
 
-    file: str = ""
     dtype: str = ""
     shape: tuple[int, ...] = ()
+    pieces: tuple[PieceEntry, ...] = ()
     same_as: str = ""
+
+
+def piece_name(name: str, shape: tuple[int, ...], box: Box) -> str:
+    """What a box of a tensor is called in its file: the tensor's own name if it is all of it, else with the offset."""
+    return name if box.size == shape else f"{name}@{','.join(map(str, box.offset))}"
 
 
 TensorTable = dict[str, dict[str, TensorEntry]]  # group -> tensor name -> entry
@@ -106,7 +123,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
         "world_size": json.dumps(manifest.world_size),
         "writer": json.dumps({"oarlock": _own_version(), "torch": torch.__version__}),
         "state": json.dumps(manifest.state),
-        "files": _block({name: json.dumps(dataclasses.asdict(f)) for name, f in manifest.files.items()}, 1),
+        "files": _block({name: json.dumps(_encode_file(file)) for name, file in manifest.files.items()}, 1),
         "tensors": _table_block(manifest.tensors, 1),
         "rank_tensors": "[" + ", ".join(_table_block(table, 1) for table in manifest.rank_tensors) + "]",
         "digest": json.dumps("0" * 16),
@@ -166,13 +183,39 @@ def encode_entry(entry: TensorEntry) -> dict[str, Any]:
     """The manifest's JSON for one tensor."""
     if entry.same_as:
         return {"same_as": entry.same_as}
-    return {"file": entry.file, "dtype": entry.dtype, "shape": list(entry.shape)}
+    content = {"dtype": entry.dtype, "shape": list(entry.shape)}
+    if len(entry.pieces) == 1:
+        return {"file": entry.pieces[0].file, **content}
+    return content | {"pieces": [[piece.file, piece.box.offset, piece.box.size] for piece in entry.pieces]}
 
 
 def _decode_entry(entry: dict[str, Any]) -> TensorEntry:
     if "same_as" in entry:
-        return TensorEntry(same_as=entry["same_as"])
-    return TensorEntry(check_plain_name(entry["file"], "file"), entry["dtype"], tuple(map(int, entry["shape"])))
+        return TensorEntry(same_as=str(entry["same_as"]))
+    shape = tuple(map(int, entry["shape"]))
+    if "file" in entry:
+        pieces = [PieceEntry(check_plain_name(entry["file"], "file"), Box.whole(shape))]
+    else:
+        pieces = [
+            PieceEntry(check_plain_name(file, "file"), Box(tuple(map(int, offset)), tuple(map(int, size))))
+            for file, offset, size in entry["pieces"]
+        ]
+        if problem := explain_cover(shape, [piece.box for piece in pieces]):
+            raise ValueError(f"pieces of a tensor: {problem}")
+    return TensorEntry(str(entry["dtype"]), shape, tuple(pieces))
+
+
+def _encode_file(entry: FileEntry) -> dict[str, Any]:
+    content = {"bytes": entry.bytes, "digest": entry.digest}
+    return content | {"blocks": "".join(entry.blocks)} if entry.blocks else content
+
+
+def _decode_file(entry: dict[str, Any]) -> FileEntry:
+    size, digest, text = int(entry["bytes"]), str(entry["digest"]), str(entry.get("blocks", ""))
+    blocks = tuple(text[i : i + 16] for i in range(0, len(text), 16))
+    if len(blocks) != (-(-size // BLOCK_BYTES) if size > BLOCK_BYTES else 0):
+        raise ValueError(f"{len(blocks)} block digests for a file of {size} bytes")
+    return FileEntry(size, digest, blocks)
 
 
 def _decode(content: dict[str, Any]) -> Manifest:
@@ -180,7 +223,7 @@ def _decode(content: dict[str, Any]) -> Manifest:
         step=int(content["step"]),
         world_size=int(content["world_size"]),
         state=content["state"],
-        files={check_plain_name(name, "file"): FileEntry(**entry) for name, entry in content["files"].items()},
+        files={check_plain_name(name, "file"): _decode_file(entry) for name, entry in content["files"].items()},
         tensors=decode_table(content["tensors"]),
         rank_tensors=tuple(decode_table(groups) for groups in content["rank_tensors"]),
     )

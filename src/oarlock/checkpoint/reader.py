@@ -3,19 +3,24 @@
 import difflib
 import json
 import warnings
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from oarlock.checkpoint.directory import list_checkpoints
-from oarlock.checkpoint.manifest import ADVICE, CheckpointError, Manifest, TensorEntry, read_manifest
-from oarlock.checkpoint.tensor_file import read_tensors
+from oarlock.checkpoint.loading import LoadReport, StoredPiece, StoredTensor, Strict, Verify, load_tensors
+from oarlock.checkpoint.manifest import ADVICE, CheckpointError, Manifest, TensorEntry, piece_name, read_manifest
+from oarlock.checkpoint.mapped_file import MappedFile
+from oarlock.checkpoint.shards import Shard, shard_of
+from oarlock.checkpoint.tensor_file import dtype_of
 from oarlock.digest import file_digest
+from oarlock.ranks import Ranks
 
 
 @dataclass(frozen=True)
@@ -30,6 +35,8 @@ class Checkpoint:
     world_size: int
     state: Any
     _manifest: Manifest = field(repr=False)
+    _verify: Verify = field(repr=False)
+    _files: dict[str, MappedFile] = field(default_factory=dict, repr=False)
 
     def groups(self, *, rank: int | None = None) -> list[str]:
         """Names of the groups of tensors; with `rank`, of that rank's own groups."""
@@ -70,14 +77,47 @@ class Checkpoint:
         entries = self._entries(group, rank)
         wanted = list(entries) if names is None else list(names)
         sources = {name: self._source(entries, group, name) for name in wanted}
-        by_file: dict[str, dict[str, TensorEntry]] = {}
-        for source in sources.values():
-            by_file.setdefault(entries[source].file, {})[source] = entries[source]
-        stored: dict[str, Tensor] = {}
-        for file, part in by_file.items():
-            read = read_tensors(self.path / file, part.items())
-            stored |= {name: tensor.to(device) for name, tensor in read.items()}
-        return {name: stored[source] for name, source in sources.items()}
+        stored = {name: self._stored(name, entries[name]) for name in dict.fromkeys(sources.values())}
+        new = {name: torch.empty(entry.shape, dtype=entry.dtype, device=device) for name, entry in stored.items()}
+        destinations = {name: Shard.whole(tensor) for name, tensor in new.items()}
+        load_tensors(group, stored, destinations, verify=self._verify, ranks=Ranks.alone())
+        return {name: new[source] for name, source in sources.items()}
+
+    def load(
+        self,
+        group: str,
+        destinations: Mapping[str, Tensor | Shard],
+        *,
+        strict: Strict = "all",
+        cast: bool = False,
+        process_group: dist.ProcessGroup | None = None,
+    ) -> LoadReport:
+        """Fill tensors that exist from a group of the shared `tensors`, whatever their layout was when it was saved.
+
+        Everything is checked before anything is written: names, shapes, dtypes, and the digests of the parts that are
+        read. Each rank reads only what its own tensors need. If one rank fails, all raise.
+
+        Args:
+            group: as given to save_checkpoint.
+            destinations: name -> tensor, DTensor or :class:`Shard`, any strides and device, written in place.
+            strict: "all" = the names must be the same on both sides; "destination" = every destination needs a source,
+                others of the checkpoint are only reported; "none" = names without a partner are only reported.
+            cast: convert where the dtypes differ, instead of refusing.
+            process_group: the processes that load together; None = all of them, or this one.
+
+        Returns:
+            What was loaded, missing and unexpected.
+
+        Raises:
+            CheckpointError: names, shapes or dtypes do not fit, or a file is damaged; nothing was changed.
+            ValueError: no such group.
+        """
+        entries = self._entries(group, None)
+        sources = {name: self._source(entries, group, name) for name in entries}
+        stored = {name: self._stored(source, entries[source]) for name, source in sources.items()}
+        shards = {name: shard_of(value) for name, value in destinations.items()}
+        ranks = Ranks(process_group)
+        return load_tensors(group, stored, shards, strict=strict, cast=cast, verify=self._verify, ranks=ranks)
 
     def rank_state(self, rank: int) -> Any:
         """The `rank_state` that a rank saved, None if it saved none."""
@@ -90,6 +130,20 @@ class Checkpoint:
         if name not in self._manifest.files:
             raise ValueError(f"{self.path}: {_unknown('file', name, self._manifest.files)}")
         return self.path / name
+
+    def _stored(self, name: str, entry: TensorEntry) -> StoredTensor:
+        pieces = [
+            StoredPiece(self._map(piece.file), piece_name(name, entry.shape, piece.box), piece.box)
+            for piece in entry.pieces
+        ]
+        return StoredTensor(dtype_of(entry.dtype), entry.shape, tuple(pieces))
+
+    def _map(self, name: str) -> MappedFile:
+        if name not in self._files:
+            entry = self._manifest.files[name]
+            blocks = entry.blocks or ((entry.digest,) if entry.bytes else ())
+            self._files[name] = MappedFile(self.path / name, entry.bytes, blocks)
+        return self._files[name]
 
     def _table(self, rank: int | None) -> dict[str, dict[str, TensorEntry]]:
         if rank is None:
@@ -113,24 +167,26 @@ class Checkpoint:
         return entries[name].same_as or name
 
 
-def load_checkpoint(path: str | PathLike[str], *, verify: bool = True) -> Checkpoint:
-    """Open a checkpoint directory after checking it; tensors are read by Checkpoint.tensors.
+def load_checkpoint(path: str | PathLike[str], *, verify: bool | Literal["read"] = True) -> Checkpoint:
+    """Open a checkpoint directory after checking it; tensors are read by Checkpoint.tensors or Checkpoint.load.
 
     Args:
         path: the checkpoint's directory (`root/step-XXXXXXXX`).
-        verify: compare every file, the manifest included, with its digest (reads all bytes once). Sizes and the
-            manifest's form are checked always.
+        verify: True = compare every file, the manifest included, with its digest now (reads all bytes once); "read" =
+            the manifest now, and of the tensors the MiB that are read, before any is used; False = no digests. Sizes
+            and the manifest's form are checked always.
 
     Raises:
         CheckpointError: missing, incomplete, damaged, or of another format version; names the file, what was expected,
             and what was found.
     """
     path = Path(path)
-    manifest = read_manifest(path, verify=verify)
+    manifest = read_manifest(path, verify=bool(verify))
     for name, entry in manifest.files.items():
         try:
             size = (path / name).stat().st_size
-            digest = file_digest(path / name) if verify and size == entry.bytes else entry.digest
+            now = verify is True or (verify == "read" and not name.endswith(".safetensors"))
+            digest = file_digest(path / name) if now and size == entry.bytes else entry.digest
         except OSError as error:
             raise CheckpointError(f"{path / name}: {error.strerror}, expected {entry.bytes} bytes; {ADVICE}") from error
         if size != entry.bytes:
@@ -138,7 +194,8 @@ def load_checkpoint(path: str | PathLike[str], *, verify: bool = True) -> Checkp
         if digest != entry.digest:
             raise CheckpointError(f"{path / name}: expected digest {entry.digest}, found {digest}; {ADVICE}")
     _check_tables(path, manifest)
-    return Checkpoint(path, manifest.step, manifest.world_size, manifest.state, manifest)
+    later: Verify = "read" if verify == "read" else "none"
+    return Checkpoint(path, manifest.step, manifest.world_size, manifest.state, manifest, later)
 
 
 def latest_checkpoint(root: str | PathLike[str], *, verify: bool = False, fall_back: bool = False) -> Path | None:
@@ -179,7 +236,7 @@ def _check_tables(path: Path, manifest: Manifest) -> None:
     for group, entries in (item for table in tables for item in table.items()):
         for name, entry in entries.items():
             source = entries.get(entry.same_as) if entry.same_as else entry
-            if source is None or source.file not in manifest.files:
+            if source is None or any(piece.file not in manifest.files for piece in source.pieces):
                 raise CheckpointError(f"{path}: the manifest names no file for tensor {name!r} of group {group!r}")
 
 

@@ -4,8 +4,9 @@ import json
 import os
 import shutil
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -16,22 +17,26 @@ from torch import Tensor
 
 from oarlock.checkpoint import directory
 from oarlock.checkpoint.agreement import all_or_none, describe
+from oarlock.checkpoint.boxes import Box
+from oarlock.checkpoint.distribution import GroupPlan, Table, describe_shards, distribute, exchange
 from oarlock.checkpoint.manifest import (
     MANIFEST_NAME,
     CheckpointError,
     FileEntry,
     Manifest,
-    TensorEntry,
     check_json,
     check_plain_name,
     decode_table,
     encode_entry,
     encode_manifest,
+    piece_name,
 )
-from oarlock.checkpoint.tensor_file import HashedFile, dtype_name, split_by_bytes, write_tensor_file
+from oarlock.checkpoint.shards import Shard, shard_of
+from oarlock.checkpoint.tensor_file import HashedFile, write_tensor_file
+from oarlock.digest import check_has_bytes
 from oarlock.ranks import Ranks
 
-TensorGroups = Mapping[str, Mapping[str, Tensor]]
+TensorGroups = Mapping[str, Mapping[str, Tensor | Shard]]
 
 DEFAULT_SHARD_BYTES = 4 << 30
 
@@ -52,16 +57,16 @@ def save_checkpoint(
 ) -> Path:
     """Save a checkpoint as `root/step-XXXXXXXX`: complete, durable and verified by digests, or not there at all.
 
-    With several processes every rank calls it with the same root and step (on a file system that all of them share).
-    Rank 0 writes `tensors`, `state` and `files`, which are the same everywhere (other ranks may pass empty ones); each
-    rank writes its own `rank_tensors` and `rank_state`. If one rank fails, all raise and nothing is published.
+    With several processes every rank calls it with the same root and step (on a file system that all of them share)
+    and its own parts of `tensors`; what several hold is written once, spread evenly. Rank 0 writes `state` and `files`,
+    each rank its own `rank_tensors` and `rank_state`. If one rank fails, all raise and nothing is published.
 
     Args:
         root: folder of checkpoints; created if missing.
         step: training step, >= 0; names the checkpoint.
-        tensors: group -> name -> tensor of any dtype, shape, strides and device. A group becomes the file
-            `<group>.safetensors`, in several parts above `max_shard_bytes`. Names that share one tensor (tied weights)
-            store it once and share it again after loading.
+        tensors: group -> name -> tensor of any dtype, shape, strides and device: whole, a DTensor, or a
+            :class:`Shard`. A group becomes the file `<group>.safetensors`, or several. Names that share one tensor
+            (tied weights) store it once and share it again after loading.
         state: JSON-able state of the run. Tuples come back as lists.
         rank_tensors: like `tensors`, for tensors that differ between ranks: `<group>-rank-<r>.safetensors`.
         rank_state: JSON-able state that differs between ranks: `rank-<r>.json`.
@@ -98,20 +103,29 @@ def save_checkpoint(
 
         temporary = root / all_or_none(ranks, prepare, failure)[0]
 
-        def write() -> dict[str, Any]:
-            if not temporary.is_dir():
-                raise CheckpointError(f"cannot see {temporary}; all ranks must share one file system for checkpoints")
-            shared = _Part(temporary, "", max_shard_bytes)
-            own = _Part(temporary, f"-rank-{ranks.rank}", max_shard_bytes)
-            if ranks.rank == 0:
-                shared.add_tensors(tensors)
-                for name, content in (files or {}).items():
-                    shared.add_file(check_plain_name(name, "file"), content)
-            own.add_tensors(rank_tensors or {})
-            if rank_state is not None:
-                own.add_file(f"rank-{ranks.rank}.json", json.dumps(rank_state).encode())
-            return {"files": shared.files | own.files, "tensors": shared.tensors, "rank_tensors": own.tensors}
+        described: list[dict[str, _Group]] = []
+        all_or_none(ranks, lambda: described.append(_describe(tensors, temporary)), failure)
+        shared = described[0]
+        tables = exchange(ranks, {group: content.table for group, content in shared.items()})
 
+        def write() -> dict[str, Any]:
+            part = _Part(temporary)
+            for group, plan in _distribute(tables, max_shard_bytes).items():
+                part.add_group(plan, ranks.rank, shared[group].shards if group in shared else {})
+                plans[group] = plan
+            if ranks.rank == 0:
+                for name, content in (files or {}).items():
+                    part.add_file(check_plain_name(name, "file"), content)
+            own = {}
+            for group, content in _describe(rank_tensors or {}, temporary).items():
+                plan = distribute(f"{group}-rank-{ranks.rank}", [content.table], max_shard_bytes)
+                part.add_group(plan, 0, content.shards)
+                own[group] = {name: encode_entry(entry) for name, entry in plan.entries.items()}
+            if rank_state is not None:
+                part.add_file(f"rank-{ranks.rank}.json", json.dumps(rank_state).encode())
+            return {"files": part.files, "rank_tensors": own}
+
+        plans: dict[str, GroupPlan] = {}
         reports = all_or_none(ranks, lambda: _with_advice(write, root), failure)
 
         def publish() -> str | None:
@@ -121,8 +135,8 @@ def save_checkpoint(
                 step=step,
                 world_size=ranks.size,
                 state=state,
-                files={name: FileEntry(*entry) for report in reports for name, entry in report["files"].items()},
-                tensors=decode_table(reports[0]["tensors"]),
+                files={name: _file_entry(*entry) for report in reports for name, entry in report["files"].items()},
+                tensors={group: plan.entries for group, plan in plans.items()},
                 rank_tensors=tuple(decode_table(report["rank_tensors"]) for report in reports),
             )
             with HashedFile(temporary / MANIFEST_NAME) as file:
@@ -135,15 +149,44 @@ def save_checkpoint(
         return Path(all_or_none(ranks, lambda: _with_advice(publish, root), failure)[0])
 
 
+def _file_entry(num_bytes: int, digest: str, blocks: Sequence[str]) -> FileEntry:
+    return FileEntry(num_bytes, digest, tuple(blocks))
+
+
+@dataclass(frozen=True)
+class _Group:
+    """What this rank holds of a group."""
+
+    shards: dict[str, Shard]
+    table: Table
+
+
+def _describe(groups: TensorGroups, temporary: Path) -> dict[str, _Group]:
+    if not temporary.is_dir():
+        raise CheckpointError(f"cannot see {temporary}; all ranks must share one file system for checkpoints")
+    described = {}
+    for group, tensors in groups.items():
+        check_plain_name(group, "group of tensors")
+        if "__metadata__" in tensors:
+            raise ValueError(f"group {group!r}: '__metadata__' is reserved by safetensors; rename the tensor")
+        shards = {name: shard_of(value) for name, value in tensors.items()}
+        for shard in shards.values():
+            check_has_bytes(shard.tensor)
+        described[group] = _Group(shards, describe_shards(shards, _find_ties(shards)))
+    return described
+
+
+def _distribute(tables: Sequence[Mapping[str, Table]], max_shard_bytes: int) -> dict[str, GroupPlan]:
+    groups = dict.fromkeys(group for table in tables for group in table)
+    return {group: distribute(group, [table.get(group, {}) for table in tables], max_shard_bytes) for group in groups}
+
+
 class _Part:
     """The files that one rank adds to the checkpoint, with what the manifest says about them (JSON-able)."""
 
-    def __init__(self, temporary: Path, suffix: str, max_shard_bytes: int) -> None:
+    def __init__(self, temporary: Path) -> None:
         self._temporary = temporary
-        self._suffix = suffix
-        self._max_shard_bytes = max_shard_bytes
         self.files: dict[str, list[Any]] = {}
-        self.tensors: dict[str, dict[str, Any]] = {}
 
     def add_file(self, name: str, content: bytes | str | PathLike[str]) -> None:
         data = content if isinstance(content, bytes) else Path(content).read_bytes()
@@ -151,29 +194,27 @@ class _Part:
             file.write(data)
         self._record(name, file.entry)
 
-    def add_tensors(self, groups: TensorGroups) -> None:
-        for group, tensors in groups.items():
-            check_plain_name(group, "group of tensors")
-            if "__metadata__" in tensors:
-                raise ValueError(f"group {group!r}: '__metadata__' is reserved by safetensors; rename the tensor")
-            ties = _find_ties(tensors)
-            stored = {name: tensor for name, tensor in tensors.items() if name not in ties}
-            shards = split_by_bytes(stored, self._max_shard_bytes)
-            table: dict[str, TensorEntry] = {}
-            for index, shard in enumerate(shards):
-                part = f"-{index + 1:05d}-of-{len(shards):05d}" if len(shards) > 1 else ""
-                name = f"{group}{self._suffix}{part}.safetensors"
-                self._record(name, write_tensor_file(self._temporary / name, shard))
-                table |= {n: TensorEntry(name, dtype_name(t.dtype), tuple(t.shape)) for n, t in shard.items()}
-            if len(shards) > 1:  # other safetensors readers find a tensor's file by this index
-                size = sum(t.numel() * t.element_size() for t in stored.values())
-                index = {"metadata": {"total_size": size}, "weight_map": {n: e.file for n, e in table.items()}}
-                self.add_file(f"{group}{self._suffix}.safetensors.index.json", json.dumps(index, indent=1).encode())
-            table |= {name: TensorEntry(same_as=tied_to) for name, tied_to in ties.items()}
-            self.tensors[group] = {name: encode_entry(table[name]) for name in tensors}
+    def add_group(self, plan: GroupPlan, rank: int, shards: Mapping[str, Shard]) -> None:
+        """Write this rank's files of a group, and on its first rank the index of all."""
+        for file in plan.files:
+            if file.rank == rank:
+                content = {}
+                for name, box in file.pieces:
+                    shard = shards[name]
+                    content[piece_name(name, shard.shape, box)] = _piece_of(shard, box)
+                self._record(file.name, write_tensor_file(self._temporary / file.name, content))
+        if plan.files[0].rank == rank and (weight_map := plan.weight_map):
+            index = {"metadata": {"total_size": plan.num_bytes}, "weight_map": weight_map}
+            self.add_file(f"{plan.group}.safetensors.index.json", json.dumps(index, indent=1).encode())
 
     def _record(self, name: str, entry: FileEntry) -> None:
-        self.files[name] = [entry.bytes, entry.digest]
+        self.files[name] = [entry.bytes, entry.digest, entry.blocks]
+
+
+def _piece_of(shard: Shard, box: Box) -> Tensor:
+    if not box.volume:
+        return torch.empty(box.size, dtype=shard.dtype)
+    return next(view for other, view in shard.views() if other == box)
 
 
 def _check_arguments(step: int, state: Any, rank_state: Any, keep_last: int | None, max_shard_bytes: int) -> None:
@@ -187,15 +228,16 @@ def _check_arguments(step: int, state: Any, rank_state: Any, keep_last: int | No
     check_json(rank_state, "rank_state")
 
 
-def _find_ties(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+def _find_ties(shards: Mapping[str, Shard]) -> dict[str, str]:
     """Names whose tensor is, element for element, the memory of an earlier name's: name -> earlier name."""
     first: dict[tuple[Any, ...], str] = {}
     ties = {}
-    for name, tensor in tensors.items():
-        if tensor.layout != torch.strided or tensor.numel() == 0 or tensor.device.type == "meta":
+    for name, shard in shards.items():
+        tensor = shard.tensor
+        if tensor.numel() == 0:
             continue
         memory = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
-        earlier = first.setdefault((*memory, tensor.is_conj(), tensor.is_neg()), name)
+        earlier = first.setdefault((*memory, tensor.is_conj(), tensor.is_neg(), shard.shape, shard.pieces), name)
         if earlier != name:
             ties[name] = earlier
     return ties
