@@ -27,6 +27,7 @@ _SIZE = {
 }
 _WINDOW = {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 2}
 _LATENT = {"kv_lora_rank": 24, "q_lora_rank": 20, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 10}
+_YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "rope_theta": 1000.0}
 _EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 24}
 
 FAMILIES = {
@@ -46,6 +47,9 @@ FAMILIES = {
         n_group=2,
         topk_group=1,
         first_k_dense_replace=2,
+    ),
+    "gpt_oss": lambda: transformers.GptOssConfig(
+        **_SIZE, num_local_experts=4, num_experts_per_tok=2, sliding_window=6, rope_parameters=_YARN
     ),
 }
 

@@ -44,6 +44,7 @@ DEEPSEEK_V3 = {
     "topk_group": 2,
 }
 YARN = {"rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0, "original_max_position_embeddings": 32}
+GPT_OSS = {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 8, "sliding_window": 5}
 
 # name → (model_type, config.json fields beside SIZES)
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -104,6 +105,19 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "topk_group": 1,
             "norm_topk_prob": False,
             "tie_word_embeddings": True,
+        },
+    ),
+    "gpt_oss": ("gpt_oss", GPT_OSS),
+    "gpt_oss-tied-unbiased": (
+        "gpt_oss",
+        {
+            **GPT_OSS,
+            "num_experts_per_tok": 3,
+            "attention_bias": False,
+            "tie_word_embeddings": True,
+            "layer_types": ["full_attention", "full_attention", "sliding_attention"],
+            "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+            "swiglu_limit": 0.3,
         },
     ),
 }

@@ -6,10 +6,11 @@ import re
 
 import pytest
 
-from models.hf_variants import DEEPSEEK_V3, DOTS1, ERNIE_MOE, LLAMA3, QWEN3_MOE, SIZES, VARIANTS
+from models.hf_variants import DEEPSEEK_V3, DOTS1, ERNIE_MOE, GPT_OSS, LLAMA3, QWEN3_MOE, SIZES, VARIANTS
 from oarlock.models import FAMILIES, DecoderConfig
 
 LLAMA = {"model_type": "llama", **SIZES}
+OWN_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2}
 LATENT = {"kv_lora_rank": 6, "qk_nope_head_dim": 4, "qk_rope_head_dim": 2, "v_head_dim": 3}
 
 
@@ -57,7 +58,7 @@ def test_defaults_of_absent_fields_are_those_of_transformers():
 
     for model_type in FAMILIES:
         sizes = {"vocab_size": 97, "hidden_size": 512, "intermediate_size": 48, "num_hidden_layers": 4}
-        many_heads = {"deepseek_v3": 128} | dict.fromkeys(("qwen2", "qwen3", "qwen3_moe", "dots1"), 32)
+        many_heads = {"deepseek_v3": 128, "gpt_oss": 8} | dict.fromkeys(("qwen2", "qwen3", "qwen3_moe", "dots1"), 32)
         heads = {"num_attention_heads": many_heads.get(model_type, 4)}
         experts = {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1}
         fields = {**sizes, **heads, **(experts if model_type == "dots1" else {})}
@@ -67,7 +68,10 @@ def test_defaults_of_absent_fields_are_those_of_transformers():
             assert getattr(ours, name) == getattr(theirs, name), (model_type, name)
         for name in ("bos_token_id", "eos_token_id", "pad_token_id", "initializer_range"):
             assert getattr(ours, name) == getattr(theirs, name), (model_type, name)
-        assert ours.rope_theta == theirs.rope_parameters["rope_theta"]
+        expected = {"rope_theta": ours.rope_theta, **(ours.rope_scaling or {"rope_type": "default"})}
+        assert theirs.rope_parameters == expected, model_type
+        if hasattr(theirs, "attention_bias") and model_type != "qwen2":
+            assert ours.attention_bias == theirs.attention_bias, model_type
         if hasattr(theirs, "head_dim"):
             assert ours.rope_head_dim == theirs.head_dim, model_type
         if hasattr(theirs, "kv_lora_rank"):
@@ -78,7 +82,7 @@ def test_defaults_of_absent_fields_are_those_of_transformers():
         if ours.num_experts:
             assert ours.num_experts == getattr(theirs, "n_routed_experts", None) or theirs.num_experts
             assert ours.num_experts_per_tok == theirs.num_experts_per_tok
-            assert ours.moe_intermediate_size == theirs.moe_intermediate_size
+            assert ours.moe_intermediate_size == getattr(theirs, "moe_intermediate_size", theirs.intermediate_size)
 
 
 def test_both_names_of_the_number_of_experts():
@@ -102,6 +106,11 @@ def test_both_names_of_the_number_of_experts():
         ({"rope_parameters": {"full_attention": {"rope_theta": 1.0}}}, "per layer type (full_attention)"),
         ({"attention_dropout": 0.1}, "attention_dropout = 0.1"),
         ({"quantization_config": {"bits": 4}}, "quantization_config = {'bits': 4}"),
+        (
+            {"model_type": "gpt_oss", **GPT_OSS, "quantization_config": {"quant_method": "mxfp4"}},
+            "AutoModelForCausalLM.from_pretrained(FOLDER, quantization_config=Mxfp4Config(dequantize=True)).save_pre",
+        ),
+        ({"quantization_config": {"quant_method": "fp8"}}, "FineGrainedFP8Config(dequantize=True)"),
         ({"sliding_window": 128}, "sliding_window = 128 is not part of llama"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5"),
         ({"hidden_size": None}, "lacks hidden_size"),
@@ -143,6 +152,13 @@ def test_what_is_not_implemented_is_refused_by_name(fields, message):
         ({"model_type": "ernie4_5", "attention_bias": True}, "must be equal"),
         ({"num_experts": 4}, "llama has no num_experts; got 4"),
         ({"kv_lora_rank": 4}, "llama has no kv_lora_rank; got 4"),
+        ({"swiglu_limit": 6.0}, "llama has no swiglu_limit; got 6.0"),
+        ({"model_type": "gpt_oss"}, "gpt_oss has experts in every layer; got num_experts = 0"),
+        ({"model_type": "gpt_oss", **OWN_EXPERTS, "sparse_layers": (1,)}, "gpt_oss has experts in every layer"),
+        (
+            {"model_type": "gpt_oss", **OWN_EXPERTS, "moe_intermediate_size": 20},
+            "moe_intermediate_size (20) must be intermediate_size (48)",
+        ),
         (
             {"model_type": "deepseek_v3", **LATENT, "num_key_value_heads": 4, "head_dim": 8},
             "head_dim must be qk_nope_head_dim + qk_rope_head_dim (4 + 2); got 8",
@@ -171,3 +187,16 @@ def test_uneven_sparse_layers_cannot_be_written_for_ernie():
     uneven = dataclasses.replace(config, num_hidden_layers=5, layer_types=(), sparse_layers=(0, 1, 4))
     with pytest.raises(ValueError, match="not evenly spaced"):
         uneven.to_hf()
+
+
+def test_windows_of_gpt_oss_take_turns():
+    sizes = {k: v for k, v in SIZES.items() if not k.endswith("token_id")}
+    config = DecoderConfig(model_type="gpt_oss", sliding_window=8, **sizes, **OWN_EXPERTS)
+    assert [config.window(layer) for layer in range(3)] == [8, None, 8]
+    assert config.windows == (8,)
+    assert config.moe_intermediate_size == config.intermediate_size
+    assert config.attention_bias
+    assert config == DecoderConfig.from_hf(config.to_hf())
+    full = DecoderConfig(model_type="gpt_oss", **sizes, **OWN_EXPERTS)
+    assert full.windows == ()
+    assert full == DecoderConfig.from_hf(full.to_hf())

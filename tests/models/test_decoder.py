@@ -40,6 +40,9 @@ CONFIGS = {
         sparse_layers=(1,),
         rope_scaling={"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "mscale_all_dim": 1},
     ),
+    "gpt_oss": DecoderConfig(
+        **{**SHAPE, "intermediate_size": 16}, **EXPERTS, model_type="gpt_oss", sliding_window=4, swiglu_limit=2.0
+    ),
 }
 every_config = pytest.mark.parametrize("name", CONFIGS)
 
@@ -51,6 +54,9 @@ def decoder(config: DecoderConfig, device="cpu", dtype=torch.float32) -> Decoder
         for parameter in model.parameters():
             if parameter.dim() > 1:
                 parameter.mul_(5)
+        for name, parameter in model.named_parameters():
+            if name.endswith("sinks"):
+                parameter.normal_(generator=torch.Generator().manual_seed(1))
     return model.to(device=device, dtype=dtype)
 
 
@@ -174,6 +180,11 @@ def test_initial_scales():
     assert layer.mlp.down_proj.weight.std().item() == pytest.approx(0.02 / 4, rel=0.05)
     assert torch.equal(layer.input_layernorm.weight, torch.ones(256))
     assert not layer.self_attn.q_proj.bias.any()
+    experts = Decoder(CONFIGS["gpt_oss"]).layers[0].mlp.experts
+    assert not experts.gate_up_proj_bias.any()
+    assert not experts.down_proj_bias.any()
+    assert experts.gate_up_proj.std().item() == pytest.approx(0.02, rel=0.1)
+    assert experts.down_proj.std().item() == pytest.approx(0.02 / 2, rel=0.1)
 
 
 @pytest.mark.parametrize("mode", ["parameters", "autocast"])

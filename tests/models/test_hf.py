@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+import shutil
 
 import pytest
 import torch
@@ -202,3 +203,38 @@ def test_the_layer_that_predicts_one_more_token_is_left_out(tmp_path):
     change(tmp_path, lambda t: t.update({"model.layers.2.eh_proj.weight": torch.zeros(3)}))
     with pytest.warns(UserWarning, match=r"1 tensors of .* are left out, e.g. model.layers.2.eh_proj.weight"):
         assert same(models.load(tmp_path), model)
+
+
+def test_mxfp4_weights_are_refused_and_can_be_read_as_the_message_says(tmp_path):
+    """A folder as gpt-oss is published, tiny: expert weights in blocks of 32 with a common exponent."""
+    from transformers import AutoModelForCausalLM, Mxfp4Config
+
+    fields = {"vocab_size": 31, "hidden_size": 64, "intermediate_size": 32, "num_hidden_layers": 1, "head_dim": 16}
+    config = models.DecoderConfig(
+        **{"model_type": "gpt_oss", **fields, "num_attention_heads": 4, "num_experts": 2, "num_experts_per_tok": 1}
+    )
+    models.save(models.Decoder(config), tmp_path / "full")
+    folder = tmp_path / "quantised"
+    shutil.copytree(tmp_path / "full", folder)
+    generator = torch.Generator().manual_seed(0)
+
+    def quantise(tensors):
+        for name, rows, columns in (("gate_up_proj", 64, 64), ("down_proj", 64, 32)):
+            name = f"model.layers.0.mlp.experts.{name}"
+            del tensors[name]
+            blocks = torch.randint(0, 256, (2, rows, columns // 32, 16), generator=generator)
+            scales = torch.randint(118, 124, (2, rows, columns // 32), generator=generator)
+            tensors |= {f"{name}_blocks": blocks.to(torch.uint8), f"{name}_scales": scales.to(torch.uint8)}
+
+    change(folder, quantise)
+    content = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(content | {"quantization_config": {"quant_method": "mxfp4"}}))
+    with pytest.raises(ValueError, match=r"Mxfp4Config\(dequantize=True\)\).save_pretrained\(NEW_FOLDER\)"):
+        models.load(folder)
+    theirs = AutoModelForCausalLM.from_pretrained(
+        folder, quantization_config=Mxfp4Config(dequantize=True), dtype=torch.float32, attn_implementation="eager"
+    )
+    theirs.save_pretrained(tmp_path / "dequantised")
+    ours = models.load(tmp_path / "dequantised")
+    ids = torch.randint(0, 31, (1, 8))
+    torch.testing.assert_close(ours.logits(ours(ids)), theirs(ids).logits, rtol=0, atol=1e-4)

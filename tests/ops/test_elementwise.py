@@ -165,3 +165,24 @@ def test_unknown_rope_type_and_odd_head_dim_are_refused():
         ops.rope_frequencies(8, 10_000.0, {"rope_type": "longrope", "factor": 2.0})
     with pytest.raises(ValueError, match="even; got 7"):
         ops.rope_frequencies(7, 10_000.0)
+
+
+def test_clamped_swiglu_and_its_gradient():
+    gate_up = (3 * torch.randn(7, 12, dtype=torch.float64)).requires_grad_()  # every fourth number beyond the limit
+    ours, theirs = (f(gate_up, 1.702, 2.5) for f in (ops.clamped_swiglu, ops.clamped_swiglu_reference))
+    assert torch.equal(ours, theirs)
+    assert torch.autograd.gradcheck(lambda x: ops.clamped_swiglu(x, 1.702, 2.5), [gate_up])
+    upstream = torch.randn_like(ours)
+    grads = [torch.autograd.grad(y, gate_up, upstream)[0] for y in (ours, theirs)]
+    torch.testing.assert_close(*grads)
+    at_limit = torch.tensor([2.5, -2.5], dtype=torch.float64, requires_grad=True)  # a clamp passes its limits through
+    grads = [torch.autograd.grad(f(at_limit, 1.702, 2.5), at_limit)[0] for f in (ops.clamped_swiglu, _clamped)]
+    torch.testing.assert_close(*grads)
+    half = gate_up.detach().bfloat16()
+    torch.testing.assert_close(ops.clamped_swiglu(half, 1.702, 2.5), _clamped(half.float(), 1.702, 2.5).bfloat16())
+
+
+def _clamped(gate_up, alpha, limit):
+    """As transformers' GptOssExperts computes it."""
+    gate, up = gate_up[..., ::2].clamp(max=limit), gate_up[..., 1::2].clamp(min=-limit, max=limit)
+    return (up + 1) * (gate * torch.sigmoid(gate * alpha))

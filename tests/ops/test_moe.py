@@ -40,6 +40,20 @@ def test_gradients_match_finite_differences():
     assert gradcheck(lambda *a: moe(*a, 2), [x, weight, logits])
 
 
+def test_a_bias_and_transposed_weights():
+    plan = ops.plan_dispatch(torch.tensor([[1], [3], [1]]), 4)
+    shapes = (3, 2), (4, 2, 5), (4, 5)
+    x, weight, bias = (torch.randn(*s, dtype=torch.float64).requires_grad_() for s in shapes)
+
+    def ours(x, weight, bias):
+        return ops.grouped_matmul(ops.dispatch(x, plan), weight.mT, plan.counts, bias)
+
+    expert = [1, 1, 3]
+    expected = torch.stack([x[t] @ weight[e] + bias[e] for t, e in zip(plan.token_M.tolist(), expert, strict=True)])
+    torch.testing.assert_close(ours(x, weight, bias), expected)
+    assert gradcheck(ours, [x, weight, bias])
+
+
 def test_an_expert_without_tokens_has_a_zero_gradient():
     weight = torch.randn(4, 3, 2, requires_grad=True)
     plan = ops.plan_dispatch(torch.tensor([[1], [3], [1]]), 4)

@@ -52,6 +52,7 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(
             config.num_attention_heads * self.head_dim, width, bias=bias and config.family.output_bias
         )
+        self.sinks = nn.Parameter(torch.empty(config.num_attention_heads)) if config.family.attention_sink else None
         self.q_norm = RMSNorm(self.head_dim, config.rms_norm_eps) if config.family.qk_norm else None
         self.k_norm = RMSNorm(self.head_dim, config.rms_norm_eps) if config.family.qk_norm else None
 
@@ -63,7 +64,7 @@ class Attention(nn.Module):
         k_BSKD = self._rotated(k_BSKD, self.k_norm, cos, sin)
         if cache is not None:
             k_BSKD, v_BSKD = cache.append(self.layer, k_BSKD, v_BSKD)
-        out_BSHD = flashmask_attention(q_BSHD, k_BSKD, v_BSKD, mask)
+        out_BSHD = flashmask_attention(q_BSHD, k_BSKD, v_BSKD, mask, learnable_sink=self.sinks)
         assert isinstance(out_BSHD, Tensor)
         return self.o_proj(out_BSHD.flatten(-2))
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from oarlock.models.families import FAMILIES, Family, family
-from oarlock.models.hf_config import fields_from_hf, fields_to_hf
+from oarlock.models.hf_config import alternating, fields_from_hf, fields_to_hf
 from oarlock.ops import check_groups
 from oarlock.ops.rotary import ROPE_TYPES
 
@@ -54,7 +54,7 @@ class DecoderConfig:
     tie_word_embeddings: bool = False
     """The output layer shares the embedding's weight."""
     attention_bias: bool | None = None
-    """Biases of q, k, v (and o, except qwen2). None: False, True for qwen2."""
+    """Biases of q, k, v (and o, except qwen2). None: False, True for qwen2 and gpt_oss."""
     mlp_bias: bool = False
     initializer_range: float = 0.02
     """Standard deviation of fresh weights."""
@@ -62,7 +62,8 @@ class DecoderConfig:
     sliding_window: int | None = None
     """A row of a sliding layer sees this many keys, itself included."""
     layer_types: tuple[str, ...] = ()
-    """full_attention or sliding_attention per layer. Empty: all sliding if sliding_window is set, else all full."""
+    """full_attention or sliding_attention per layer. Empty: all sliding if sliding_window is set (gpt_oss: every other
+    one, from the first), else all full."""
 
     kv_lora_rank: int = 0
     """Width of the latent that keys and values are made from (deepseek_v3)."""
@@ -77,7 +78,7 @@ class DecoderConfig:
     num_experts: int = 0
     num_experts_per_tok: int = 0
     moe_intermediate_size: int = 0
-    """Width of one expert."""
+    """Width of one expert. gpt_oss has no other width: 0 is intermediate_size there."""
     num_shared_experts: int = 0
     """Experts that see every token, fused into one MLP of num_shared_experts × moe_intermediate_size."""
     sparse_layers: tuple[int, ...] = ()
@@ -90,6 +91,9 @@ class DecoderConfig:
     n_group: int = 1
     """Groups of experts, of which a token chooses topk_group before its experts."""
     topk_group: int = 1
+    swiglu_alpha: float = 1.702
+    """Of the experts of gpt_oss (see `oarlock.ops.clamped_swiglu`)."""
+    swiglu_limit: float = 7.0
     output_router_logits: bool = False
     """Adds router_aux_loss_coef × balance loss to the training loss (transformers' switch for it)."""
     router_aux_loss_coef: float = 0.001
@@ -162,6 +166,8 @@ class DecoderConfig:
     def _fill_in(self, kind: Family) -> None:
         """Replace the values that mean "derive it"."""
         layers = range(self.num_hidden_layers)
+        everywhere = tuple(SLIDING_ATTENTION if self.sliding_window else FULL_ATTENTION for _ in layers)
+        is_alternating = kind.windows == "alternating" and self.sliding_window
         if kind.latent_attention and not self.head_dim:
             object.__setattr__(self, "head_dim", self.qk_nope_head_dim + self.qk_rope_head_dim)
         if not self.head_dim and self.hidden_size % self.num_attention_heads:
@@ -172,14 +178,17 @@ class DecoderConfig:
         derived = {
             "num_key_value_heads": self.num_attention_heads,
             "head_dim": self.hidden_size // self.num_attention_heads,
-            "layer_types": tuple(SLIDING_ATTENTION if self.sliding_window else FULL_ATTENTION for _ in layers),
+            "layer_types": alternating(len(layers)) if is_alternating else everywhere,
             "sparse_layers": tuple(layers) if self.num_experts else (),
         }
+        if kind.clamped_experts:
+            derived["moe_intermediate_size"] = self.intermediate_size
         for name, value in derived.items():
             given = getattr(self, name)
             object.__setattr__(self, name, (tuple(given) if isinstance(given, list) else given) or value)
         if self.attention_bias is None:
-            object.__setattr__(self, "attention_bias", bool(kind.attention_bias))
+            default = kind.attention_bias or kind.defaults.get("attention_bias", False)
+            object.__setattr__(self, "attention_bias", default)
 
     def _check_latents(self, kind: Family) -> None:
         if not kind.latent_attention:
@@ -229,6 +238,13 @@ class DecoderConfig:
         for name, default in _sparse_defaults().items():
             if name not in kind.sparse_fields and (value := getattr(self, name)) != default:
                 raise ValueError(f"{self.model_type} has no {name}; got {value!r}")
+        if kind.clamped_experts and len(self.sparse_layers) != self.num_hidden_layers:
+            raise ValueError(f"{self.model_type} has experts in every layer; got num_experts = {self.num_experts}")
+        if kind.clamped_experts and self.moe_intermediate_size != self.intermediate_size:
+            raise ValueError(
+                f"{self.model_type} has no MLP but its experts: moe_intermediate_size ({self.moe_intermediate_size}) "
+                f"must be intermediate_size ({self.intermediate_size})"
+            )
         if not self.sparse_layers:
             return
         for name in ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "num_shared_experts"):

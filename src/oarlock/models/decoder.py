@@ -145,7 +145,7 @@ class Decoder(nn.Module):
         for name, parameter in self.named_parameters():
             if name.endswith("norm.weight"):
                 parameter.fill_(1.0)
-            elif name.endswith(".bias"):
+            elif name.endswith("bias"):
                 parameter.zero_()
             else:
                 writes_residual = name.removesuffix(".weight").endswith(("o_proj", "down_proj"))
@@ -175,9 +175,10 @@ class Decoder(nn.Module):
             assert isinstance(layer, DecoderLayer)
             unused = 0
             if isinstance(layer.mlp, SparseMLP):
-                total = sum(p.numel() for p in layer.mlp.experts.parameters())
+                total = sum(p.numel() for p in layer.mlp.experts.parameters() if p.dim() == 3)
                 unused = total - total // config.num_experts * config.num_experts_per_tok
-            weights += sum(p.numel() for p in layer.parameters() if p.dim() > 1) - unused
+            matrices = (p for name, p in layer.named_parameters() if p.dim() > 1 and not name.endswith("bias"))
+            weights += sum(p.numel() for p in matrices) - unused
             window = config.window(index)
             if window is None:
                 keys += mean_visible

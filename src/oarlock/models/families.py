@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from oarlock.ops.routing import Scoring
 
-WindowStyle = Literal["none", "all layers", "layer_types"]
+WindowStyle = Literal["none", "all layers", "layer_types", "alternating"]
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,8 @@ class Family:
     """RoPE rotates neighbours (2i, 2i + 1) instead of (i, i + D / 2)."""
     latent_attention: bool = False
     """Keys and values are made from one low-rank latent, queries maybe from another (MLA)."""
+    attention_sink: bool = False
+    """The softmax of each head has one more logit, a parameter, without a value."""
     output_bias: bool = True
     """o_proj has a bias where q, k and v have one."""
     attention_bias: bool | None = None
@@ -33,7 +35,7 @@ class Family:
     mlp_bias: bool | None = False
     """The same for the MLP."""
     windows: WindowStyle = "none"
-    """Which layers can have a sliding window."""
+    """Which layers can have a sliding window; alternating is layer_types where every other layer has one by default."""
     window_switch: bool = True
     """`use_sliding_window` turns the window on; without it, `sliding_window` alone does."""
     scoring: Scoring | None = None
@@ -42,6 +44,12 @@ class Family:
     """The router has a bias that moves the choice of experts only (e_score_correction_bias)."""
     selection_bias_name: str = ""
     """Its name in the weight files, inside `mlp`."""
+    router_name: str = "gate"
+    """The router in the weight files."""
+    router_bias: bool = False
+    """The router's logits have a bias."""
+    clamped_experts: bool = False
+    """Every layer has experts; they have biases and a clamped activation, and their weights are stored stacked."""
     always_shared: bool = False
     """A sparse layer has at least one shared expert."""
     sparse_fields: tuple[str, ...] = ()
@@ -249,6 +257,42 @@ FAMILIES: dict[str, Family] = {
             }
         ),
         ignored_weights=("model.layers.{num_layers}.",),  # the layer that predicts one more token
+    ),
+    "gpt_oss": Family(
+        architecture="GptOssForCausalLM",
+        defaults={
+            **_DENSE_DEFAULTS,
+            "max_position_embeddings": 131072,
+            "num_key_value_heads": 8,
+            "head_dim": 64,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 150_000.0,
+            "rope_scaling": {
+                "rope_type": "yarn",
+                "factor": 32.0,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "truncate": False,
+                "original_max_position_embeddings": 4096,
+            },
+            "attention_bias": True,
+            "sliding_window": 128,
+            "num_experts": 128,
+            "num_experts_per_tok": 4,
+            "swiglu_alpha": 1.702,
+            "swiglu_limit": 7.0,
+            "router_aux_loss_coef": 0.001,
+        },
+        attention_sink=True,
+        windows="alternating",
+        window_switch=False,
+        scoring="softmax",
+        router_name="router",
+        router_bias=True,
+        clamped_experts=True,
+        sparse_fields=(*_SPARSE_FIELDS, "swiglu_alpha", "swiglu_limit"),
+        spelling={"num_experts": ("num_local_experts",), "moe_intermediate_size": ("intermediate_size",)},
+        silent=frozenset({"experts_per_token", "initial_context_length"}),
     ),
 }
 

@@ -111,10 +111,11 @@ def _slots(model: Decoder) -> dict[str, _Slot]:
 
 
 def _file_names(key: str, shape: tuple[int, ...], config: DecoderConfig) -> Iterator[tuple[str, int | None]]:
-    """Names in the weight files of one of our tensors; expert stacks have one per expert."""
+    """Names in the weight files of one of our tensors; expert stacks have one per expert, or are stored as they are."""
     name = key if key.startswith("lm_head.") else f"model.{key}"
+    name = name.replace(".mlp.gate.", f".mlp.{config.family.router_name}.")
     stem, _, leaf = name.rpartition(".")
-    if stem.endswith(".mlp.experts"):
+    if stem.endswith(".mlp.experts") and not config.family.clamped_experts:
         yield from ((f"{stem}.{expert}.{leaf}.weight", expert) for expert in range(shape[0]))
     elif leaf == "correction_bias":
         yield f"{stem.removesuffix('gate')}{config.family.selection_bias_name}", None

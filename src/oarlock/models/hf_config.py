@@ -35,9 +35,10 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "hidden_dropout_prob": (0, None),
     "attention_probs_dropout_prob": (0, None),
     "partial_rotary_factor": (1, None),
-    "quantization_config": (None,),
     "compression_config": (None,),
 }
+# quant_method → transformers' configuration that can turn the weights back.
+_DEQUANTISERS = {"mxfp4": "Mxfp4Config", "fp8": "FineGrainedFP8Config"}
 # Fields that say nothing about the computation.
 _SILENT = {
     "architectures",
@@ -72,6 +73,7 @@ _BIAS_FIELDS = {
     "qwen3_moe": ("attention_bias",),
     "dots1": ("attention_bias",),
     "deepseek_v3": ("attention_bias",),
+    "gpt_oss": ("attention_bias",),
 }
 _LATENT = ("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 
@@ -98,8 +100,8 @@ def fields_from_hf(fields: Mapping[str, Any]) -> dict[str, Any]:
         return values[0]
 
     known = {"model_type": model_type} | {name: read(name) for name in _PLAIN}
-    known["rope_theta"], known["rope_scaling"] = _read_rope(fields, read("rope_theta"), read("max_position_embeddings"))
-    known |= {name: bool(fields.get(name, False)) for name in _BIAS_FIELDS.get(model_type, ())}
+    known["rope_theta"], known["rope_scaling"] = _read_rope(fields, kind, read)
+    known |= {name: bool(read(name)) for name in _BIAS_FIELDS.get(model_type, ())}
     if model_type == "ernie4_5":
         known["attention_bias"] = known["mlp_bias"] = bool(fields.get("use_bias", False))
     if kind.latent_attention:
@@ -114,7 +116,22 @@ def fields_from_hf(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in known.items() if value is not None}
 
 
+def _refuse_quantised(fields: Mapping[str, Any]) -> None:
+    quantisation = fields.get("quantization_config")
+    if quantisation is None:
+        return
+    problem = f"quantization_config = {quantisation!r} is not supported: Oarlock computes with the full weights"
+    method = quantisation.get("quant_method") if isinstance(quantisation, Mapping) else None
+    if reader := _DEQUANTISERS.get(str(method)):
+        problem += (
+            ". Write them once with transformers: AutoModelForCausalLM.from_pretrained(FOLDER, "
+            f"quantization_config={reader}(dequantize=True)).save_pretrained(NEW_FOLDER)"
+        )
+    raise ValueError(problem)
+
+
 def _refuse_unimplemented(fields: Mapping[str, Any], kind: Family) -> None:
+    _refuse_quantised(fields)
     allowed = _NEUTRAL | {name: (value, None) for name, value in kind.fixed.items()}
     for name, values in allowed.items():
         if name in fields and fields[name] not in values:
@@ -127,11 +144,12 @@ def _refuse_unimplemented(fields: Mapping[str, Any], kind: Family) -> None:
             raise ValueError(f"layer_types with sliding_attention are not part of {fields['model_type']}")
 
 
-def _read_rope(fields: Mapping[str, Any], theta: float, context: int) -> tuple[float, dict[str, Any] | None]:
-    scaling = dict(fields.get("rope_scaling") or fields.get("rope_parameters") or {})
+def _read_rope(fields: Mapping[str, Any], kind_of_model: Family, read: Any) -> tuple[float, dict[str, Any] | None]:
+    given = fields.get("rope_scaling") or fields.get("rope_parameters")
+    scaling = dict(given or kind_of_model.defaults.get("rope_scaling", {}))
     if nested := [name for name, value in scaling.items() if isinstance(value, Mapping)]:
         raise ValueError(f"rope_parameters per layer type ({', '.join(nested)}) are not supported; give one flat set")
-    theta = float(scaling.pop("rope_theta", theta))
+    theta = float(scaling.pop("rope_theta", read("rope_theta")))
     legacy_kind = scaling.pop("type", "default")
     kind = scaling.pop("rope_type", legacy_kind)
     if scaling.pop("partial_rotary_factor", 1) != 1:
@@ -141,7 +159,7 @@ def _read_rope(fields: Mapping[str, Any], theta: float, context: int) -> tuple[f
             raise ValueError(f"rope_type 'default' takes no {', '.join(sorted(scaling))}")
         return theta, None
     if kind in ("llama3", "yarn"):
-        original = fields.get("original_max_position_embeddings", context)
+        original = fields.get("original_max_position_embeddings", read("max_position_embeddings"))
         scaling.setdefault("original_max_position_embeddings", original)
     return theta, {"rope_type": kind, **scaling}
 
@@ -155,11 +173,18 @@ def _read_windows(fields: Mapping[str, Any], kind: Family, read: Any) -> tuple[i
     if kind.windows == "layer_types" and layers is None and window is not None:
         first = read("max_window_layers")
         layers = ["sliding_attention" if i >= first else "full_attention" for i in range(fields["num_hidden_layers"])]
+    if kind.windows == "alternating" and layers is None:
+        layers = alternating(fields["num_hidden_layers"])
     if layers is not None and "sliding_attention" not in layers:
         if kind.windows == "all layers" and window is not None:
             raise ValueError(f"sliding_window = {window} applies to all layers, but layer_types say full_attention")
         window = None
     return window, None if layers is None else tuple(layers)
+
+
+def alternating(num_layers: int) -> tuple[str, ...]:
+    """Every other layer with a sliding window, the first one too."""
+    return tuple("full_attention" if i % 2 else "sliding_attention" for i in range(num_layers))
 
 
 def _read_sparse_layers(model_type: str, read: Any) -> tuple[int, ...]:
@@ -172,11 +197,11 @@ def _read_sparse_layers(model_type: str, read: Any) -> tuple[int, ...]:
     if model_type == "ernie4_5_moe":
         start, end, interval = (read(f"moe_layer_{name}") for name in ("start_index", "end_index", "interval"))
         return _every(len(layers), start, len(layers) - 1 if end == -1 else end, interval)
-    return tuple(i for i in layers if i >= read("first_k_dense_replace"))
+    return tuple(i for i in layers if i >= (read("first_k_dense_replace") or 0))
 
 
 def _mention_unknown(fields: Mapping[str, Any], kind: Family, model_type: str) -> None:
-    known = {*_PLAIN, *_NEUTRAL, *_SILENT, *_WINDOW, *_ROPE, *kind.fixed, *kind.silent}
+    known = {*_PLAIN, *_NEUTRAL, *_SILENT, "quantization_config", *_WINDOW, *_ROPE, *kind.fixed, *kind.silent}
     known |= {"attention_bias", "mlp_bias", "use_bias", *(_LATENT if kind.latent_attention else ())}
     known |= _PLACEMENT.get(model_type, set())
     known |= {spelled for name in kind.sparse_fields for spelled in _spellings(kind, name)}
@@ -224,10 +249,14 @@ def _written_windows(config: DecoderConfig, kind: Family) -> dict[str, Any]:
     fields: dict[str, Any] = {"sliding_window": config.sliding_window}
     if kind.window_switch:
         fields["use_sliding_window"] = config.sliding_window is not None
+    if kind.windows in ("layer_types", "alternating"):
+        fields["layer_types"] = list(config.layer_types)
+    if kind.windows == "alternating" and config.sliding_window is None:
+        fields["sliding_window"] = kind.defaults["sliding_window"]  # transformers wants one even if no layer uses it
     if kind.windows == "layer_types":
         types = list(config.layer_types)
         first = types.index("sliding_attention") if "sliding_attention" in types else len(types)
-        fields |= {"layer_types": types, "max_window_layers": first}
+        fields["max_window_layers"] = first
     return fields
 
 

@@ -33,7 +33,12 @@ class SparseMLP(nn.Module):
         super().__init__()
         self.config = config
         self.gate = Router(config)
-        self.experts = Experts(config.num_experts, config.hidden_size, config.moe_intermediate_size)
+        sizes = config.num_experts, config.hidden_size, config.moe_intermediate_size
+        self.experts = (
+            ClampedExperts(*sizes, config.swiglu_alpha, config.swiglu_limit)
+            if config.family.clamped_experts
+            else Experts(*sizes)
+        )
         self.shared_experts = (
             MLP(config.hidden_size, config.num_shared_experts * config.moe_intermediate_size, bias=False)
             if config.num_shared_experts
@@ -61,8 +66,9 @@ class Router(nn.Module):
         super().__init__()
         self.config = config
         self.weight = nn.Parameter(torch.empty(config.num_experts, config.hidden_size))
-        bias = torch.zeros(config.num_experts, dtype=torch.float32) if config.family.selection_bias else None
-        self.register_buffer("correction_bias", bias)
+        self.bias = nn.Parameter(torch.empty(config.num_experts)) if config.family.router_bias else None
+        selection = torch.zeros(config.num_experts, dtype=torch.float32) if config.family.selection_bias else None
+        self.register_buffer("correction_bias", selection)
 
     def forward(self, x_NE: Tensor) -> ops.Routing:
         config = self.config
@@ -70,7 +76,7 @@ class Router(nn.Module):
         dtype = compute_dtype(x_NE.dtype)
         with without_autocast(x_NE):
             return ops.route(
-                F.linear(x_NE.to(dtype), self.weight.to(dtype)),
+                F.linear(x_NE.to(dtype), self.weight.to(dtype), None if self.bias is None else self.bias.to(dtype)),
                 config.num_experts_per_tok,
                 scoring=config.family.scoring,
                 selection_bias=self.correction_bias,
@@ -103,3 +109,23 @@ class Experts(nn.Module):
         gate_MF = ops.grouped_matmul(x_ME, self.gate_proj, counts)
         up_MF = ops.grouped_matmul(x_ME, self.up_proj, counts)
         return ops.grouped_matmul(ops.swiglu(gate_MF, up_MF), self.down_proj, counts)
+
+
+class ClampedExperts(nn.Module):
+    """X gated MLPs of gpt-oss: biases, the clamped activation, and weights that stand as in its files.
+
+    There a matrix multiplies from the right, and the columns of gate and up take turns.
+    """
+
+    def __init__(self, num_experts: int, hidden_size: int, intermediate_size: int, alpha: float, limit: float) -> None:
+        super().__init__()
+        self.alpha, self.limit = alpha, limit
+        self.gate_up_proj = nn.Parameter(torch.empty(num_experts, hidden_size, 2 * intermediate_size))
+        self.gate_up_proj_bias = nn.Parameter(torch.empty(num_experts, 2 * intermediate_size))
+        self.down_proj = nn.Parameter(torch.empty(num_experts, intermediate_size, hidden_size))
+        self.down_proj_bias = nn.Parameter(torch.empty(num_experts, hidden_size))
+
+    def forward(self, x_ME: Tensor, counts: tuple[int, ...]) -> Tensor:
+        gate_up_M2F = ops.grouped_matmul(x_ME, self.gate_up_proj.mT, counts, self.gate_up_proj_bias)
+        y_MF = ops.clamped_swiglu(gate_up_M2F, self.alpha, self.limit)
+        return ops.grouped_matmul(y_MF, self.down_proj.mT, counts, self.down_proj_bias)

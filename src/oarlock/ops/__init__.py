@@ -1,6 +1,6 @@
 """The operations a decoder is made of; each has a plain `*_reference` beside it."""
 
-from oarlock.ops.activation import swiglu, swiglu_reference
+from oarlock.ops.activation import clamped_swiglu, clamped_swiglu_reference, swiglu, swiglu_reference
 from oarlock.ops.cross_entropy import linear_cross_entropy, linear_cross_entropy_reference
 from oarlock.ops.dispatch import DispatchPlan, combine, dispatch, experts_reference, grouped_matmul, plan_dispatch
 from oarlock.ops.norm import add_rms_norm, rms_norm, rms_norm_reference
@@ -24,6 +24,8 @@ __all__ = [
     "balance_loss",
     "balanced_bias",
     "check_groups",
+    "clamped_swiglu",
+    "clamped_swiglu_reference",
     "combine",
     "dispatch",
     "experts_reference",

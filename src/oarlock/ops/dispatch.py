@@ -65,13 +65,14 @@ def combine(y_ME: Tensor, weights_NK: Tensor, plan: DispatchPlan) -> Tensor:
     return _Combine.apply(y_ME, weights_NK, plan)
 
 
-def grouped_matmul(x_ME: Tensor, weight_XFE: Tensor, counts: tuple[int, ...]) -> Tensor:
-    """y = x · weight[x's expert]ᵀ for rows sorted by expert: one matmul per expert that has rows.
+def grouped_matmul(x_ME: Tensor, weight_XFE: Tensor, counts: tuple[int, ...], bias_XF: Tensor | None = None) -> Tensor:
+    """y = x · weight[x's expert]ᵀ + bias[x's expert] for rows sorted by expert: one matmul per expert that has rows.
 
     Args:
         x_ME: [M, E] rows sorted by expert.
-        weight_XFE: [X, F, E].
+        weight_XFE: [X, F, E], of any strides.
         counts: rows per expert, X numbers that sum to M.
+        bias_XF: [X, F], or none.
 
     Returns:
         [M, F]. An expert without rows gets a gradient of exactly zero.
@@ -85,7 +86,8 @@ def grouped_matmul(x_ME: Tensor, weight_XFE: Tensor, counts: tuple[int, ...]) ->
             f"got {len(counts)} that sum to {sum(counts)}"
         )
     dtype = autocast_dtype(x_ME)
-    return _GroupedMatmul.apply(x_ME.to(dtype), weight_XFE.to(dtype), counts)
+    bias_XF = None if bias_XF is None else bias_XF.to(dtype)
+    return _GroupedMatmul.apply(x_ME.to(dtype), weight_XFE.to(dtype), bias_XF, counts)
 
 
 def experts_reference(x_NE: Tensor, weight_XFE: Tensor, experts_NK: Tensor, weights_NK: Tensor) -> Tensor:
@@ -134,21 +136,26 @@ def _rows(y_ME: Tensor, plan: DispatchPlan) -> Tensor:
 
 class _GroupedMatmul(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x_ME: Tensor, weight_XFE: Tensor, counts: tuple[int, ...]) -> Tensor:
+    def forward(ctx: Any, x_ME: Tensor, weight_XFE: Tensor, bias_XF: Tensor | None, counts: tuple[int, ...]) -> Tensor:
         ctx.counts = counts
         ctx.save_for_backward(x_ME, weight_XFE)
         y_MF = x_ME.new_empty(x_ME.shape[0], weight_XFE.shape[1])
-        for x, y, weight in zip(x_ME.split(counts), y_MF.split(counts), weight_XFE, strict=True):
-            if len(x):
-                torch.mm(x, weight.T, out=y)
+        for expert, (x, y) in enumerate(zip(x_ME.split(counts), y_MF.split(counts), strict=True)):
+            if not len(x):
+                continue
+            if bias_XF is None:
+                torch.mm(x, weight_XFE[expert].T, out=y)
+            else:
+                torch.addmm(bias_XF[expert], x, weight_XFE[expert].T, out=y)
         return y_MF
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dy_MF: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+    def backward(ctx: Any, dy_MF: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
         x_ME, weight_XFE = ctx.saved_tensors
         dx_ME = torch.empty_like(x_ME) if ctx.needs_input_grad[0] else None
         dweight_XFE = torch.zeros_like(weight_XFE) if ctx.needs_input_grad[1] else None
+        dbias_XF = dy_MF.new_zeros(weight_XFE.shape[:2]) if ctx.needs_input_grad[2] else None
         start = 0
         for expert, count in enumerate(ctx.counts):
             rows = slice(start, start + count)
@@ -159,4 +166,6 @@ class _GroupedMatmul(torch.autograd.Function):
                 torch.mm(dy_MF[rows], weight_XFE[expert], out=dx_ME[rows])
             if dweight_XFE is not None:
                 torch.mm(dy_MF[rows].T, x_ME[rows], out=dweight_XFE[expert])
-        return dx_ME, dweight_XFE, None
+            if dbias_XF is not None:
+                torch.sum(dy_MF[rows], dim=0, out=dbias_XF[expert])
+        return dx_ME, dweight_XFE, dbias_XF, None

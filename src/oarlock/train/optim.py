@@ -124,8 +124,9 @@ def build_optimizers(model: nn.Module, config: OptimizerConfig) -> dict[str, tor
     matrices, rest = [], []
     for name, p in model.named_parameters():
         if p.requires_grad:
-            outer = "embed_tokens" in name or "lm_head" in name
-            (rest if p.ndim < 2 or outer else matrices).append(p)
+            is_outer = "embed_tokens" in name or "lm_head" in name
+            is_bias = p.ndim < 2 or name.endswith("bias")  # the biases of all experts are one tensor [X, F]
+            (rest if is_outer or is_bias else matrices).append(p)
     if not matrices and not rest:
         raise ValueError("the model has no parameter that requires a gradient")
     adam_options = {
