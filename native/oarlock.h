@@ -15,7 +15,7 @@
 #endif
 
 /* Raised with every change of this header; the Python side refuses another number. */
-#define OARLOCK_ABI 6
+#define OARLOCK_ABI 7
 
 #ifdef __cplusplus
 extern "C" {
@@ -77,9 +77,9 @@ OARLOCK_API oarlock_status oarlock_mask_bias(const oarlock_column_mask* mask, in
 
 /* ---- attention: fused kernels ----------------------------------------------------------------------------------------
  * out = softmax(scale * Q K^T + mask) V, computed in float; a row without keys has out 0 and lse -infinity. Query head h
- * uses key head h / (num_heads_q / num_heads_k) and mask head h / (num_heads_q / mask_heads). A NaN or infinity of a key
- * or value reaches only rows that see the key. Results are equal bit by bit for equal num_threads; the forward's do not
- * depend on it. */
+ * uses key head h / (num_heads_q / num_heads_k) and mask head h / (num_heads_q / mask_heads). A NaN or infinity reaches
+ * only rows and keys that see each other. Results are equal bit by bit for equal num_threads. Those of the forward do not
+ * depend on it, nor does dQ; dK and dV do not if `deterministic` is not 0. */
 enum { OARLOCK_FLOAT32 = 0, OARLOCK_BFLOAT16 = 1, OARLOCK_FLOAT16 = 2 };
 
 /* A tensor [batch, tokens, heads, dim]; strides count elements. */
@@ -113,6 +113,7 @@ typedef struct oarlock_attention {
     float scale;
     int32_t dtype; /* of all tensors */
     int32_t num_threads;
+    int32_t deterministic;
 } oarlock_attention;
 
 /* lse: [batch, num_heads_q, seqlen_q]. out has dim_stride 1. */

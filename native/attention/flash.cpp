@@ -14,11 +14,14 @@
 namespace oarlock {
 namespace {
 
-// Two for an even end. More would read the same keys too often, and the backward sums dK and dV of a key head once per
-// item: a single key head gets one item per thread.
-int64_t items_per_thread(const oarlock_attention& call) {
-    return call.batch * call.num_heads_k == 1 ? 1 : 2;
+// Two per thread, for an even end. More would read the same keys too often, and the backward sums dK and dV of a key
+// head once per item: a single key head gets one item per thread.
+int64_t num_items(const oarlock_attention& call) {
+    return call.num_threads == 1 ? 1 : call.num_threads * (call.batch * call.num_heads_k == 1 ? 1 : 2);
 }
+
+// dK and dV are sums in an order that depends on where the tiles are cut.
+constexpr int64_t kDeterministicItems = 16;
 
 constexpr int64_t kKeysPerSum = 256;
 
@@ -43,7 +46,7 @@ struct Prepared {
     Schedule schedule;
 };
 
-Prepared prepare(const oarlock_attention& call) {
+Prepared prepare(const oarlock_attention& call, int64_t num_wanted) {
     Prepared prepared;
     for (int64_t index = 0; index < call.mask.num_masks; ++index) {
         prepared.masks.emplace_back(call.mask, index);
@@ -51,7 +54,7 @@ Prepared prepare(const oarlock_attention& call) {
     for (const MaskClasses& mask : prepared.masks) {
         prepared.tables.push_back(mask.table());
     }
-    prepared.schedule = make_schedule(call, prepared.masks, flash_kernels(), items_per_thread(call));
+    prepared.schedule = make_schedule(call, prepared.masks, flash_kernels(), num_wanted);
     return prepared;
 }
 
@@ -131,7 +134,7 @@ oarlock_status oarlock_attention_forward(const oarlock_attention* call, const oa
     }
     oarlock_status status = OARLOCK_OK;
     const oarlock_status failure = oarlock::guarded([&] {
-        const oarlock::Prepared prepared = oarlock::prepare(*call);
+        const oarlock::Prepared prepared = oarlock::prepare(*call, oarlock::num_items(*call));
         oarlock::FlashProblem problem = {};
         problem.call = *call;
         problem.query = *query;
@@ -159,7 +162,8 @@ oarlock_status oarlock_attention_backward(const oarlock_attention* call, const o
     }
     oarlock_status status = OARLOCK_OK;
     const oarlock_status failure = oarlock::guarded([&] {
-        oarlock::Prepared prepared = oarlock::prepare(*call);
+        const int64_t num_wanted = call->deterministic != 0 ? oarlock::kDeterministicItems : oarlock::num_items(*call);
+        oarlock::Prepared prepared = oarlock::prepare(*call, num_wanted);
         oarlock::assign_sums(*call, prepared.schedule);
         oarlock::FlashProblem problem = {};
         problem.call = *call;

@@ -93,24 +93,21 @@ OARLOCK_INLINE void score_run(const ForwardBlock& b, const Run& run, float* top)
     }
 }
 
-// As add_weighted for one chunk, but a value reaches only the rows that see its key, whatever it is: 0 * NaN is NaN.
-void add_visible(const ForwardBlock& b, const Run& run, int64_t chunk, float* factors) {
+// As add_weighted for a run, with values that are not finite.
+void add_visible_run(const ForwardBlock& b, const Run& run, const float* factors) {
     const int64_t stride = row_stride(b.problem.call.value_dim);
-    const uint32_t some = panel_bits(b.classes.some[chunk], b.panel);
-    const HiddenRows* const hidden = b.tile.mask->hidden + b.first_key + chunk * kChunk;
-    for (int64_t v = run.first; v < run.last; ++v) {
-        const Ints rows = iota() + static_cast<int32_t>(b.tile.begin + b.panel * kPanel + v * kLanes);
-        const Floats factor = load(factors + v * kLanes, Whole{});
-        for (int64_t channel = 0; channel < b.problem.call.value_dim; ++channel) {
-            float* const target = b.sums + channel * kPanel + v * kLanes;
-            Floats sum = load(target, Whole{}) * factor;
-            for (int64_t key = 0; key < kChunk && (some >> v & 1U) != 0; ++key) {
-                const Floats weight = load(b.scores + (chunk * kChunk + key) * kPanel + v * kLanes, Whole{});
-                const Floats more = sum + weight * b.values[(chunk * kChunk + key) * stride + channel];
-                sum = is_hidden(hidden[key], rows) ? sum : more;
-            }
-            store(target, sum, Whole{});
+    const int64_t channels = b.problem.call.value_dim;
+    for (int64_t channel = 0; channel < channels; ++channel) {
+        for (int64_t lane = run.first * kLanes; lane < run.last * kLanes; lane += kLanes) {
+            float* const target = b.sums + channel * kPanel + lane;
+            store(target, load(target, Whole{}) * load(factors + lane, Whole{}), Whole{});
         }
+    }
+    for (int64_t chunk = run.begin; chunk < run.end; ++chunk) {
+        const int64_t key = chunk * kChunk;
+        add_visible(b.tile, b.panel, run.first, run.last, panel_bits(b.classes.some[chunk], b.panel),
+                    b.tile.mask->hidden + b.first_key + key, b.scores + key * kPanel, b.values + key * stride, stride,
+                    channels, b.sums);
     }
 }
 
@@ -152,14 +149,11 @@ OARLOCK_INLINE void forward_block(const ForwardBlock& b) {
                 add_weighted<n.value>(num_keys, b.values + first_key * stride, stride, weights,
                                       round_up(call.value_dim, kRows), b.sums + shift, factors + shift, b.prefetch);
             });
+        } else {
+            add_visible_run(b, run, factors);
         }
-        for (int64_t chunk = run.begin; chunk < run.end; ++chunk) {
-            if (!b.is_finite) {
-                add_visible(b, run, chunk, factors);
-            }
-            for (int64_t lane = shift; lane < run.last * kLanes; lane += kLanes) {
-                store(factors + lane, splat(1.0f), Whole{});  // the sums are scaled now
-            }
+        for (int64_t lane = shift; lane < run.last * kLanes; lane += kLanes) {
+            store(factors + lane, splat(1.0f), Whole{});  // the sums are scaled now
         }
     }
 }

@@ -73,7 +73,7 @@ void set_blocks(FlashItem& item, const std::vector<GroupMask>& group, const std:
 }  // namespace
 
 Schedule make_schedule(const oarlock_attention& call, const std::vector<MaskClasses>& masks,
-                       const FlashKernels& kernels, int64_t items_per_thread) {
+                       const FlashKernels& kernels, int64_t num_wanted) {
     std::vector<Costs> costs_of_mask;
     for (const MaskClasses& mask : masks) {
         costs_of_mask.push_back(tile_costs(mask, call, kernels));
@@ -94,7 +94,6 @@ Schedule make_schedule(const oarlock_attention& call, const std::vector<MaskClas
 
     Schedule schedule;
     // Rounded up, so that heads of equal cost stay whole if their number is a multiple of the items wanted.
-    const int64_t num_wanted = call.num_threads == 1 ? 1 : call.num_threads * items_per_thread;
     const int64_t target = std::max<int64_t>((total + num_wanted - 1) / num_wanted, 1);
     for (int64_t pair = 0; pair < call.batch * call.num_heads_k; ++pair) {
         const Costs& costs = costs_of_head[static_cast<size_t>(pair)];

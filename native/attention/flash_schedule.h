@@ -18,9 +18,9 @@ struct Schedule {
     std::vector<std::size_t> by_cost;     // indices of items, the most expensive first
 };
 
-// About `items_per_thread` items for each thread; one per key head is the least, as each item reads its keys anew.
+// About `num_wanted` items; one per key head is the least, as each item reads its keys anew.
 Schedule make_schedule(const oarlock_attention& call, const std::vector<MaskClasses>& masks,
-                       const FlashKernels& kernels, int64_t items_per_thread);
+                       const FlashKernels& kernels, int64_t num_wanted);
 
 // body(i) once for each i < count: each thread takes the next one as soon as it is free.
 template <typename Body>

@@ -268,5 +268,27 @@ __attribute__((noinline)) void add_weighted(int64_t num_keys, const float* value
     }
 }
 
+// sums[channel][row] += weights[key][row] * values[key][channel] over the visible pairs of one chunk and the vectors
+// [first, last) of a panel, one by one: for values that are not finite, as 0 * NaN is NaN. weights and sums point to
+// the panel, values to the chunk.
+void add_visible(const Tile& tile, int64_t panel, int64_t first, int64_t last, uint32_t some, const HiddenRows* hidden,
+                 const float* weights, const float* values, int64_t stride, int64_t channels, float* sums) {
+    for (int64_t v = first; v < last; ++v) {
+        if ((some >> v & 1U) == 0) {
+            continue;
+        }
+        const Ints rows = iota() + static_cast<int32_t>(tile.begin + panel * kPanel + v * kLanes);
+        for (int64_t channel = 0; channel < channels; ++channel) {
+            float* const target = sums + channel * kPanel + v * kLanes;
+            Floats sum = load(target, Whole{});
+            for (int64_t key = 0; key < kChunk; ++key) {
+                const Floats weight = load(weights + key * kPanel + v * kLanes, Whole{});
+                sum = is_hidden(hidden[key], rows) ? sum : sum + weight * values[key * stride + channel];
+            }
+            store(target, sum, Whole{});
+        }
+    }
+}
+
 }  // namespace
 }  // namespace oarlock

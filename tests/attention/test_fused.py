@@ -255,6 +255,23 @@ def test_threads_change_no_bit_of_the_forward_and_only_rounding_of_the_backward(
         assert torch.equal(a, c)
 
 
+@pytest.mark.parametrize("heads", [(1, 1), (4, 2), (3, 3)])
+def test_deterministic_gradients_have_the_same_bits_for_any_number_of_threads(heads, threads):
+    mask = ColumnMask.causal_document([700, 30, 1470])
+    inputs = [x.requires_grad_() for x in random_inputs(mask, heads, (32, 48))]
+    grad_out = torch.randn(1, 2200, heads[0], 48)
+    results = []
+    for count in (1, 2, 3, 3):
+        threads(count)
+        out = flashmask_attention(*inputs, mask, backend="fused", deterministic=True)
+        results.append(torch.autograd.grad(out, inputs, grad_out))
+    for other in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+    default = torch.autograd.grad(flashmask_attention(*inputs, mask, backend="fused"), inputs, grad_out)
+    for a, b in zip(results[0], default, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
 def test_python_threads_do_not_disturb_each_other():
     mask = ColumnMask.causal_document([150, 250])
     calls = [random_inputs(mask, dims=(16 * (i + 1), 16)) for i in range(4)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 
-ABI = 6
+ABI = 7
 """``OARLOCK_ABI`` of the header that this file mirrors."""
 
 
@@ -56,6 +56,7 @@ class Attention(ctypes.Structure):
         ("scale", ctypes.c_float),
         ("dtype", ctypes.c_int32),
         ("num_threads", ctypes.c_int32),
+        ("deterministic", ctypes.c_int32),
     ]
 
 

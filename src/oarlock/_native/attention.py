@@ -31,6 +31,7 @@ class AttentionOptions:
         dropout_threshold: unsigned 32-bit, 0 for no dropout.
         dropout_scale: factor of the kept probabilities.
         seed, offset: of the dropout, read as unsigned 64-bit.
+        deterministic: the gradients' bits do not depend on the number of threads.
     """
 
     bounds: Tensor
@@ -43,6 +44,7 @@ class AttentionOptions:
     dropout_scale: float = 1.0
     seed: int = 0
     offset: int = 0
+    deterministic: bool = False
 
 
 def _vectors(x_BSHD: Tensor) -> abi.Vectors:
@@ -85,6 +87,7 @@ def _attention_call(query: Tensor, key: Tensor, value: Tensor, options: Attentio
         options.scale,
         ATTENTION_DTYPES[query.dtype],
         torch.get_num_threads(),
+        options.deterministic,
     )
 
 

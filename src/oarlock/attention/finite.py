@@ -8,12 +8,16 @@ Legend: B batch, Sq query rows, Sk keys, Hq/Hk query and key heads.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from oarlock.attention import intervals
 from oarlock.attention.masks import ColumnMask
+
+Gradients = tuple[Tensor, Tensor, Tensor]
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,62 @@ def clean(query: Tensor, key: Tensor, value: Tensor, mask: ColumnMask, block_mas
         poisoned=sees_bad | (bad_query & ~blind),
         blind=blind,
     )
+
+
+def gradients_of_finite(
+    backward: Callable[[Tensor, Tensor | None, Tensor, Tensor, Tensor, Tensor, Tensor], Gradients],
+    grad_out: Tensor,
+    grad_lse: Tensor | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    mask: ColumnMask,
+    block_mask: Tensor | None,
+) -> Gradients:
+    """dq, dk, dv by ``backward`` of the finite rows alone; NaN in all rows that are not, and in all keys these see.
+
+    ``backward`` takes the arguments up to ``lse``. A row is not finite if its query, out, lse, grad_out or grad_lse is
+    not, or if it sees such a key or value; a row that sees nothing always is.
+    """
+    cleaned = clean(query, key, value, mask, block_mask)
+    bad_lse = lse.isnan() | (lse == float("inf"))
+    if grad_lse is not None:
+        bad_lse = bad_lse | ~grad_lse.isfinite()
+    bad = cleaned.poisoned | ~(grad_out.isfinite() & out.isfinite()).all(dim=-1) | bad_lse.transpose(1, 2)
+    bad = bad & ~cleaned.blind
+    left_out, bad_lse = bad | cleaned.blind, bad.transpose(1, 2)
+    dq, dk, dv = backward(
+        grad_out.masked_fill(left_out[..., None], 0),
+        None if grad_lse is None else grad_lse.masked_fill(left_out.transpose(1, 2), 0),
+        cleaned.query.masked_fill(bad[..., None], 0),
+        *(cleaned.key, cleaned.value, out.masked_fill(bad[..., None], 0), lse.masked_fill(bad_lse, 0)),
+    )
+    seen = _keys_seen_by(bad, key.shape[2], mask, block_mask)[..., None]
+    nan = float("nan")
+    return dq.masked_fill(bad[..., None], nan), dk.masked_fill(seen, nan), dv.masked_fill(seen, nan)
+
+
+def _keys_seen_by(rows_BQH: Tensor, num_key_heads: int, mask: ColumnMask, block_mask: Tensor | None) -> Tensor:
+    """bool [B, Sk, Hk]: keys that one of the marked rows sees."""
+    batch, seqlen_q, num_heads = rows_BQH.shape
+    group = num_heads // mask.num_heads
+    rows_BHQ = rows_BQH.transpose(1, 2)
+    if block_mask is not None:
+        visible = dense(mask, block_mask).repeat_interleave(group, dim=1)
+        seen_BHK = (visible & rows_BHQ[..., None]).any(dim=2)
+    else:
+        begin, end = intervals.spelled(mask.bounds, mask.causal, seqlen_q)
+        hidden = intervals.merge(begin, end, seqlen_q)
+        up_to = torch.nn.functional.pad(rows_BHQ.long().cumsum(-1), (1, 0))
+        begin, end = (
+            up_to.gather(-1, x.repeat_interleave(group, dim=1).flatten(2).expand(batch, -1, -1))
+            for x in (hidden.begin, hidden.end)
+        )
+        num_hidden = (end - begin).unflatten(-1, (mask.seqlen_k, -1)).sum(-1)
+        seen_BHK = num_hidden < up_to[..., -1:]
+    return seen_BHK.unflatten(1, (num_key_heads, -1)).any(dim=2).transpose(1, 2)
 
 
 def _counts(mask: ColumnMask, shape: torch.Size, only_BKH: Tensor | None, block_mask: Tensor | None) -> Tensor:

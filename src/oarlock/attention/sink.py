@@ -32,7 +32,8 @@ def gradient(grad_out: Tensor | None, grad_total: Tensor | None, out: Tensor, ls
     """The gradient of the sink, from those of out and L; ``lse`` is without it."""
     weight_BHS = torch.exp(sink_H[:, None] - include(lse, sink_H)).masked_fill(lse == BLIND, 1.0)
     if grad_out is not None:
-        delta_BHS = (grad_out.to(lse.dtype) * out).sum(-1).mT
+        # 0 where out is 0 for want of keys, whatever arrives there.
+        delta_BHS = (grad_out.to(lse.dtype) * out).sum(-1).mT.masked_fill(lse == BLIND, 0.0)
         grad_total = -delta_BHS if grad_total is None else grad_total - delta_BHS
     assert grad_total is not None
     return (weight_BHS * grad_total).sum((0, 2))

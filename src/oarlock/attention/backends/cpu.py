@@ -9,6 +9,7 @@ Legend: B batch, S sequence, H heads, D head dim, Q/K rows and keys of one segme
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from oarlock.attention.block_plan import block_plan
-from oarlock.attention.finite import clean, has_nan
+from oarlock.attention.finite import clean, gradients_of_finite, has_nan
 from oarlock.attention.plan import Bias, Kind, RowTile, Segment, TilePlan, tile_plan
 from oarlock.attention.request import BACKWARD, OP, AttentionRequest, Options
 from oarlock.providers import register
@@ -26,6 +27,8 @@ from oarlock.providers import register
 # Private ops: a torch without them is refused below, and the reference takes over.
 _FORWARD: Any = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
 _BACKWARD: Any = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu_backward", None)
+FEW_KEYS = 64
+"""Without a mask and with less than a vector of keys, the kernel gives 0 where it should give NaN."""
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
@@ -69,12 +72,11 @@ def aten_backward(
     """Gradients by row tiles, in float32 for half dtypes, whose CPU kernel is far slower."""
     assert options.dropout is None
     plan = _plan(options)
-    gradients = _backward(grad_out, grad_lse, query, key, value, out, lse, plan, options.scale)
+    backward = functools.partial(_backward, plan=plan, scale=options.scale)
+    arguments = (grad_out, grad_lse, query, key, value, out, lse)
+    gradients = backward(*arguments)
     if has_nan(*gradients):
-        cleaned = clean(query, key, value, options.mask, options.block_mask)
-        grad_out = grad_out.masked_fill(cleaned.blind[..., None], 0)
-        inputs = (cleaned.query, cleaned.key, cleaned.value)
-        gradients = _backward(grad_out, grad_lse, *inputs, out, lse, plan, options.scale)
+        gradients = gradients_of_finite(backward, *arguments, options.mask, options.block_mask)
     return gradients
 
 
@@ -139,8 +141,12 @@ def _new(like_BSHD: Tensor, head_dim: int, *, is_covered: bool, dtype: torch.dty
     return make((*like_BSHD.shape[:3], head_dim), dtype=dtype)
 
 
+def _kind(segment: Segment) -> Kind:
+    return segment.kind if segment.keys[1] - segment.keys[0] >= FEW_KEYS else Kind.PARTIAL
+
+
 def _bias(plan: TilePlan, index: int, tile: RowTile, segment: Segment, dtype: torch.dtype) -> Bias | None:
-    if segment.kind is not Kind.PARTIAL:
+    if _kind(segment) is not Kind.PARTIAL:
         return None
     # The kernel takes float32 beside half dtypes, but silently misreads it beside float64.
     return plan.bias(index, tile, segment, torch.promote_types(dtype, torch.float32))
@@ -154,7 +160,7 @@ def _tile_forward(
     for segment in tile.segments:
         bias = _bias(plan, index, tile, segment, q_BHQD.dtype)
         out_s, lse_s = _FORWARD(
-            *(q_BHQD, _rows(k_BHSD, segment.keys), _rows(v_BHSD, segment.keys), 0.0, segment.kind is Kind.CAUSAL),
+            *(q_BHQD, _rows(k_BHSD, segment.keys), _rows(v_BHSD, segment.keys), 0.0, _kind(segment) is Kind.CAUSAL),
             attn_mask=None if bias is None else bias.values,
             scale=scale,
         )
@@ -190,7 +196,7 @@ def _tile_backward(
         k_s, v_s, dk_s, dv_s = (_rows(x, segment.keys) for x in of_keys)
         bias = _bias(plan, index, tile, segment, q_t.dtype)
         shares = _BACKWARD(
-            *(do_t, q_t, k_s, v_s, o_t, lse_t, 0.0, segment.kind is Kind.CAUSAL),
+            *(do_t, q_t, k_s, v_s, o_t, lse_t, 0.0, _kind(segment) is Kind.CAUSAL),
             attn_mask=None if bias is None else bias.values,
             scale=scale,
         )
@@ -205,7 +211,7 @@ def _forward(query: Tensor, key: Tensor, value: Tensor, plan: TilePlan, scale: f
     dtype = torch.float32 if query.dtype == torch.float16 else query.dtype
     width, value_dim = max(head_dim, value.shape[3]), value.shape[3]
     q, k, v = (_heads_first(x, width, dtype) for x in (query, key, value))
-    if plan.single in (Kind.FULL, Kind.CAUSAL):
+    if plan.single in (Kind.FULL, Kind.CAUSAL) and key.shape[1] >= FEW_KEYS:
         out_BHSD, lse = _FORWARD(q, k, v, 0.0, plan.single is Kind.CAUSAL, scale=scale)
         return out_BHSD.transpose(1, 2)[..., :value_dim].to(query.dtype), lse
     out = _new(query, value_dim, is_covered=plan.covers_rows)

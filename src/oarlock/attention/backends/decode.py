@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from oarlock.attention.backends.cpu import FEW_KEYS
 from oarlock.attention.finite import clean, has_nan
 from oarlock.attention.masks import ColumnMask
 from oarlock.attention.request import OP, AttentionRequest, Options
@@ -81,7 +82,7 @@ def _bias(mask: ColumnMask, dtype: torch.dtype) -> tuple[Tensor | None, Tensor |
         visible = mask.bounds.mT > 0  # the usual step of generation; the triangle hides nothing from the last row
     else:
         visible = mask.to_dense()
-    if visible.all():
+    if visible.all() and mask.seqlen_k >= FEW_KEYS:
         return None, None
     # The kernel takes float32 beside half dtypes, but silently misreads it beside float64.
     bias = torch.zeros(visible.shape, dtype=torch.promote_types(dtype, torch.float32))

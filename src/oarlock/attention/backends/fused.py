@@ -32,6 +32,7 @@ def _native_options(options: Options) -> _native.AttentionOptions:
         mask.num_heads,
         options.scale,
         None if block_mask is None else block_mask.contiguous(),
+        deterministic=options.deterministic,
     )
     if dropout is None:
         return native
@@ -61,7 +62,7 @@ def fused_backward(
     lse: Tensor,
     options: Options,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients; equal inputs give equal bits for an equal number of threads."""
+    """The gradients; equal inputs give equal bits for an equal number of threads, or for any if ``deterministic``."""
     gradient_of_lse = None if grad_lse is None else grad_lse.contiguous()
     results = (out, lse.contiguous(), _native_options(options))
     return _native.attention_backward(grad_out, gradient_of_lse, query, key, value, *results)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from oarlock.attention.finite import clean, dense
+from oarlock.attention.finite import clean, dense, gradients_of_finite, has_nan
 from oarlock.attention.request import BACKWARD, OP, AttentionRequest, Options, takes_sink
 from oarlock.providers import register
 
@@ -44,22 +44,25 @@ def reference_backward(
     options: Options,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients by autograd through the definition, computed again."""
-    inputs = [query, key, value]
-    if not _all_finite(*inputs):
-        cleaned = clean(query, key, value, options.mask, options.block_mask)
-        inputs = [cleaned.query, cleaned.key, cleaned.value]
-        grad_out = grad_out.masked_fill(cleaned.blind[..., None], 0).masked_fill(
-            cleaned.poisoned[..., None], float("nan")
-        )
-    with torch.enable_grad():
-        q, k, v = leaves = [x.detach().requires_grad_() for x in inputs]
-        results = _attention(q, k, v, options)
-        if options.sink is not None:
-            results = results[0], torch.logaddexp(results[1], options.sink[:, None])
-    if grad_lse is None:
-        grad_lse = torch.zeros_like(results[1])
-    dq, dk, dv = torch.autograd.grad(results, leaves, (grad_out, grad_lse))
-    return dq, dk, dv
+
+    def backward(
+        grad_out: Tensor, grad_lse: Tensor | None, query: Tensor, key: Tensor, value: Tensor, *_: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        with torch.enable_grad():
+            q, k, v = leaves = [x.detach().requires_grad_() for x in (query, key, value)]
+            results = _attention(q, k, v, options)
+            if options.sink is not None:
+                results = results[0], torch.logaddexp(results[1], options.sink[:, None])
+        if grad_lse is None:
+            grad_lse = torch.zeros_like(results[1])
+        dq, dk, dv = torch.autograd.grad(results, leaves, (grad_out, grad_lse))
+        return dq, dk, dv
+
+    arguments = (grad_out, grad_lse, query, key, value, out, lse)
+    gradients = backward(*arguments)
+    if has_nan(*gradients):
+        gradients = gradients_of_finite(backward, *arguments, options.mask, options.block_mask)
+    return gradients
 
 
 def _all_finite(*tensors: Tensor) -> bool:
