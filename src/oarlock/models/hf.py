@@ -17,7 +17,6 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from oarlock.checkpoint.tensor_file import split_by_bytes
 from oarlock.models.config import DecoderConfig
 from oarlock.models.decoder import Decoder
 
@@ -261,7 +260,7 @@ def save(model: Decoder, directory: str | os.PathLike[str], *, max_shard_size: i
         raise ValueError(f"max_shard_size must be at least 1 byte; got {max_shard_size}")
     directory = Path(directory)
     config = model.config.to_hf() | {"torch_dtype": str(model.embed_tokens.weight.dtype).removeprefix("torch.")}
-    shards = split_by_bytes(_named_tensors(model), max_shard_size)
+    shards = _split(_named_tensors(model), max_shard_size)
     names = [WEIGHTS] if len(shards) == 1 else [_shard_name(i, len(shards)) for i in range(len(shards))]
     directory.mkdir(parents=True, exist_ok=True)
     for name, shard in zip(names, shards, strict=True):
@@ -295,6 +294,19 @@ def _named_tensors(model: Decoder) -> dict[str, Tensor]:
         tensor = state[slot.key]
         tensors[name] = tensor.view(slot.shape) if slot.expert is None else tensor[slot.expert]
     return tensors
+
+
+def _split(tensors: dict[str, Tensor], max_bytes: int) -> list[dict[str, Tensor]]:
+    """Consecutive parts of at most `max_bytes`, or of one tensor; at least one part."""
+    parts: list[dict[str, Tensor]] = [{}]
+    free = max_bytes
+    for name, tensor in tensors.items():
+        if parts[-1] and tensor.nbytes > free:
+            parts.append({})
+            free = max_bytes
+        parts[-1][name] = tensor
+        free -= tensor.nbytes
+    return parts
 
 
 def _shard_name(index: int, total: int) -> str:
