@@ -63,6 +63,9 @@ def test_missing_file_is_named(tmp_path: Path) -> None:
         (["--train.tensorboard", "yes"], "expected true or false"),
         (["--model.family", "qwen33"], "did you mean qwen3"),
         (["other.toml"], "'other.toml' is no --section.key"),
+        (["--step", "4"], r"unknown option --step; did you mean --train.steps\? \(oarlock train .* --options"),
+        (["--bogus"], r"unknown option --bogus; \(oarlock train CONFIG.toml --options lists"),
+        (["--train.zzz", "4"], r"unknown key train.zzz; known: .* \(oarlock train CONFIG.toml --options lists"),
         (["--train.batch_size=0"], "train.batch_size = 0: must be at least 1"),
     ],
 )

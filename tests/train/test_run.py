@@ -12,10 +12,8 @@ import torch
 
 from oarlock import checkpoint
 from oarlock.checkpoint import list_checkpoints
-from oarlock.cli.main import main
 from oarlock.train.config import load_config
 from oarlock.train.loop import train
-from oarlock.train.metrics import read_metrics
 from oarlock.train.run import RunDirectory
 from tiny_run import environment, recorded
 
@@ -156,22 +154,3 @@ def test_a_finished_run_is_asked_for_a_larger_budget(tiny: Callable[..., Path]) 
         run(path, *small, resume="auto")
     with pytest.raises(ValueError, match=r"cannot resume: model\.hidden_size"):
         RunDirectory(folder).finished(load_config(path, [*large, "--model.hidden_size", "16"]))
-
-
-def test_the_sample_of_the_report_is_that_of_the_finished_model(
-    tiny: Callable[..., Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tiny()
-    command = ["train", str(path), "--resume", "auto", "--train.sample=--oar"]  # a text, whatever it looks like
-    for steps in ("2", "2", "3"):
-        assert main([*command, "--train.steps", steps]) == 0
-    samples = [r for r in read_metrics(path.with_suffix("")) if r.get("event") == "sample"]
-    assert [s["step"] for s in samples] == [2, 3]
-    assert all(s["text"].startswith("--oar") for s in samples)
-    assert "no sample" not in capsys.readouterr().err
-
-
-def test_a_run_whose_sample_fails_has_succeeded(tiny: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
-    options = ["--train.steps", "1", "--data.sequence_length", "4", "--train.sample", "a b c d e f g"]
-    assert main(["train", str(tiny()), *options]) == 0
-    assert "no sample: prompt 0 has" in capsys.readouterr().err

@@ -2,13 +2,20 @@
 
 import argparse
 import io
+import shlex
+import shutil
 import sys
 import warnings
 from contextlib import redirect_stdout
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from oarlock.cli.main import read_or_not
+
+if TYPE_CHECKING:
+    from oarlock.train.data import PreparedData
+
+_OPENING_WORDS, _OPENING_TOKENS = 6, 32
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -31,7 +38,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def run(args: argparse.Namespace) -> int:
-    """Train as configured; on the first rank, print the resolved configuration before and a sample after."""
+    """Train as configured; the first rank prints the resolved configuration once it fits, and a sample at the end."""
     from oarlock.train.config import load_config, print_options
 
     config = load_config(args.config, args.overrides)
@@ -40,28 +47,67 @@ def run(args: argparse.Namespace) -> int:
         return 0
 
     from oarlock.parallel import initialize
-    from oarlock.train.loop import train
+    from oarlock.train.data import PreparedData
+    from oarlock.train.loop import Trainer
     from oarlock.train.run import RunDirectory
 
     directory = RunDirectory(config.train.out)
     device = config.train.device.partition(":")[0]
     with initialize(device, timeout_seconds=config.parallel.timeout_seconds, data=config.parallel.data) as mesh:
         is_first = mesh.rank("data") == 0
+        prompt = config.train.sample
         if args.resume == "auto" and directory.finished(config):
             if is_first:
                 print(f"{directory.path} has finished; nothing is left to train", file=sys.stderr)
+            if prompt == "auto":
+                prompt = _last_prompt(directory.path)
         else:
+            if is_first:
+                print(f"reading   {config.data.corpus}", file=sys.stderr, flush=True)
+            trainer = Trainer(config, resume=args.resume, mesh=mesh)
             if is_first:
                 with read_or_not():
                     print(config.to_toml(), flush=True)
-            if train(config, resume=args.resume, mesh=mesh).stopped_by:
+            if trainer.run().stopped_by:
                 return 0
+            if prompt == "auto":
+                is_text = isinstance(trainer.data, PreparedData)
+                prompt = opening_words(trainer.data, config.data.sequence_length // 2) if is_text else ""
         if is_first:
-            if config.train.sample:
-                _sample(directory.path, config.train.sample, config.train.device)
+            if prompt:
+                _sample(directory.path, prompt, config.train.device)
             print(f"\nreport    {directory.report}\nweights   {directory.export}", file=sys.stderr)
-            print(f'continue  oarlock generate {directory.path} "your prompt"', file=sys.stderr)
+            folder = shlex.quote(str(directory.path))
+            print(f'continue  {own_command()} generate {folder} "your prompt"', file=sys.stderr)
     return 0
+
+
+def own_command() -> str:
+    """What a shell starts this installation with: `oarlock` where it finds that one, else a path."""
+    script = Path(sys.executable).parent / "oarlock"
+    found = shutil.which("oarlock")
+    if found and Path(found).resolve() == script.resolve():
+        return "oarlock"
+    first, rest = (script, []) if script.is_file() else (Path(sys.executable), ["-m", "oarlock"])
+    path = first.relative_to(Path.cwd()) if first.is_relative_to(Path.cwd()) else first
+    return shlex.join([str(path) if len(path.parts) > 1 else f"./{path}", *rest])
+
+
+def opening_words(data: "PreparedData", max_tokens: int) -> str:
+    """How the first held-out document begins: a few words of its first line, of at most `max_tokens` tokens."""
+    from oarlock.train.data import load_tokenizer
+
+    tokens = data.validation.document(0)[: min(max_tokens, _OPENING_TOKENS)]
+    text = load_tokenizer(data.tokenizer_path).decode(tokens.tolist()).rstrip("\ufffd")  # half of a character
+    first_line = next(iter(text.strip().splitlines()), "")
+    return " ".join(first_line.split()[:_OPENING_WORDS])
+
+
+def _last_prompt(run_directory: Path) -> str:
+    from oarlock.train.metrics import read_metrics
+
+    prompts = [record["prompt"] for record in read_metrics(run_directory) if record.get("event") == "sample"]
+    return prompts[-1] if prompts else ""
 
 
 def _sample(run_directory: Path, prompt: str, device: str) -> None:
@@ -82,13 +128,14 @@ def _sample(run_directory: Path, prompt: str, device: str) -> None:
     except ValueError as error:  # the run itself has succeeded
         print(f"oarlock train: no sample: {error}", file=sys.stderr)
         return
+    text = heard.getvalue().removeprefix(prompt)
     records = read_metrics(run_directory)
-    samples = [record["text"] for record in records if record.get("event") == "sample"]
-    if samples[-1:] != [heard.getvalue()]:
+    samples = [(record["prompt"], record["text"]) for record in records if record.get("event") == "sample"]
+    if samples[-1:] != [(prompt, text)]:
         last_step = max(record["step"] for record in records)
         with MetricsLog(run_directory, tensorboard=False) as log:
             log.resume(last_step)
-            log.write("event", last_step, event="sample", prompt="", text=heard.getvalue())
+            log.write("event", last_step, event="sample", prompt=prompt, text=text)
         write_report(run_directory)
 
 

@@ -59,9 +59,13 @@ def decoder_config(model: ModelConfig, vocab_size: int, sequence_length: int) ->
     else:
         config = DecoderConfig.from_hf(_hugging_face_fields(model, vocab_size, sequence_length))
     if config.vocab_size < vocab_size:
+        if model.directory:
+            advice = "give the model's own tokenizer in data.tokenizer"
+        else:
+            advice = f"raise vocab_size in {model.config}, or lower data.vocab_size (or choose another data.tokenizer)"
         raise ValueError(
             f"vocabulary mismatch: the tokenizer has {vocab_size} entries, the model {config.vocab_size} embeddings; "
-            "give the model's own tokenizer in data.tokenizer"
+            + advice
         )
     if sequence_length > config.max_position_embeddings:
         raise ValueError(

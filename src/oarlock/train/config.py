@@ -29,6 +29,9 @@ _PATHS = (
     "train.out",
 )
 
+_COMMAND_LINE = "command line"
+_HOW_TO_LIST = "(oarlock train CONFIG.toml --options lists them all)"
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
@@ -150,8 +153,8 @@ class TrainSection:
     """Python's garbage collector runs only every so many steps; 0 = leave it automatic."""
     tensorboard: bool = True
     """Write TensorBoard event files beside metrics.jsonl."""
-    sample: str = ""
-    """Prompt continued at the end of the run; empty = none."""
+    sample: str = "auto"
+    """Prompt continued at the end of the run; auto = the first words of a held-out document, empty = none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,7 +230,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> TrainConfig:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: not valid TOML: {error}") from None
     sections = _typed(values, str(path))
-    for name, content in _typed(_read_overrides(overrides), "command line").items():
+    for name, content in _typed(_read_overrides(overrides), _COMMAND_LINE).items():
         sections[name] = sections.get(name, {}) | content
     return _build(sections)
 
@@ -265,13 +268,18 @@ def _read_overrides(words: Sequence[str]) -> dict[str, dict[str, Any]]:
     while left:
         option, equals, text = left.pop(0).partition("=")
         section, dot, name = option.removeprefix("--").replace("-", "_").partition(".")
-        if not option.startswith("--") or not dot:
-            raise ValueError(
-                f"command line: {option!r} is no --section.key; CONFIG.toml comes first, then its overrides"
-            )
+        if not option.startswith("--"):
+            raise ValueError(f"{_COMMAND_LINE}: {option!r} is no --section.key; CONFIG.toml comes first, then these")
+        if not dot:
+            keys = {
+                key.name: f"--{name}.{key.name}" for name, hint in hints.items() for key in dataclasses.fields(hint)
+            }
+            matches = [keys[match] for match in difflib.get_close_matches(section, keys, n=1)]
+            meant = f"did you mean {matches[0]}? " if matches else ""
+            raise ValueError(f"{_COMMAND_LINE}: unknown option {option}; {meant}{_HOW_TO_LIST}")
         if not equals:
             if not left or left[0].startswith("--"):
-                raise ValueError(f"command line: {option} needs a value: {option} VALUE or {option}=VALUE")
+                raise ValueError(f"{_COMMAND_LINE}: {option} needs a value: {option} VALUE or {option}=VALUE")
             text = left.pop(0)
         kind = typing.get_type_hints(hints[section]).get(name) if section in hints else None
         values.setdefault(section, {})[name] = _read_text(text, kind)
@@ -294,7 +302,7 @@ def _typed(values: dict[str, Any], where: str) -> dict[str, dict[str, Any]]:
     sections = {}
     for section, content in values.items():
         if section not in hints:
-            raise ValueError(f"{where}: unknown section [{section}]{_nearest(section, hints)}")
+            raise ValueError(f"{where}: unknown section [{section}]{_nearest(section, hints)}{_hint(where)}")
         if not isinstance(content, dict):
             raise ValueError(f"{where}: [{section}] must be a section, got {content!r}")
         sections[section] = _section(hints[section], section, content, where)
@@ -307,7 +315,7 @@ def _section(cls: type, section: str, content: dict[str, Any], where: str) -> di
     for name, value in content.items():
         key = f"{section}.{name}"
         if name not in hints:
-            raise ValueError(f"{where}: unknown key {key}{_nearest(name, hints, prefix=section + '.')}")
+            raise ValueError(f"{where}: unknown key {key}{_nearest(name, hints, prefix=section + '.')}{_hint(where)}")
         converted[name] = _convert(hints[name], value, key, where)
         if key in _PATHS:
             converted[name] = _without_tilde(converted[name], key, where)
@@ -348,6 +356,10 @@ def _without_tilde(path: str, key: str, where: str) -> str:
 def _nearest(name: str, known: Any, prefix: str = "") -> str:
     matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
     return f"; did you mean {prefix}{matches[0]}?" if matches else f"; known: {', '.join(known)}"
+
+
+def _hint(where: str) -> str:
+    return f" {_HOW_TO_LIST}" if where == _COMMAND_LINE else ""
 
 
 def _toml_value(value: Any) -> str:
