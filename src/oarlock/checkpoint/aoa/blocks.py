@@ -134,6 +134,12 @@ class Block:
         """The same elements with other value operations."""
         return Block(self.source, self.atoms, self.source_base, self.dest_base, ops)
 
+    def swapped(self, source: str) -> Block:
+        """The block read backwards: `source` names what was the destination, and operations are undone."""
+        atoms = tuple(sorted([atom.swapped() for atom in self.atoms], key=atom_order))
+        ops = tuple([op.inverse() for op in reversed(self.ops)])
+        return Block(source, atoms, self.dest_base, self.source_base, ops)
+
     def copy(self, source: Tensor, destination: Tensor, *, origin: Sequence[int] | None = None) -> None:
         """Write this block's elements into `destination`, reading them from `source`, without a temporary copy.
 
