@@ -22,6 +22,7 @@ def test_this_installation_is_well(capsys: pytest.CaptureFixture[str]) -> None:
         f"ABI {_native.ABI}",
         "liboarlock",
         "used for fp32",
+        "used for decoding",
         "differs from the reference",
     ):
         assert expected in text
@@ -64,6 +65,16 @@ def test_a_wrong_backend_fails(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(attention, "flashmask_attention", wrong)
     assert statuses(doctor.backends())["attention cpu"] == "broken"
+
+
+def test_a_backend_that_cannot_be_used_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    from oarlock import providers
+    from oarlock.attention.request import OP
+
+    elsewhere = providers.Provider(OP, "lunar", lambda: None, lambda _: "runs on the moon", priority=5)
+    monkeypatch.setitem(providers._registry[OP], "lunar", elsewhere)
+    (check,) = (check for check in doctor.backends() if check.name == "attention cpu lunar")
+    assert (check.status, check.detail) == ("absent", "runs on the moon")
 
 
 def test_an_absent_extra_names_its_command(monkeypatch: pytest.MonkeyPatch) -> None:

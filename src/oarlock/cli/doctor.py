@@ -17,8 +17,6 @@ EXTRAS = {  # package -> (extra that brings it, what it is for)
     "tyro": ("train", "the list of options of oarlock train"),
     "rich": ("train", "the live progress line"),
     "tensorboard": ("train", "TensorBoard event files"),
-    "jinja2": ("train", "chat templates"),
-    "matplotlib": ("plot", "pictures of masks and plans"),
 }
 
 
@@ -119,18 +117,25 @@ def machine() -> Iterator[Check]:
 
 
 def backends() -> Iterator[Check]:
-    """Every provider of every operation, and whether the first that applies agrees with the reference."""
+    """What every provider of attention is used for, or why not, and whether attention agrees with its reference."""
     import torch
 
     from oarlock import attention, providers
     from oarlock.attention.request import OP, AttentionRequest
 
     for device in [torch.device("cpu"), *_accelerators()]:
-        chosen = None
-        for name, reason in providers.explain(OP, AttentionRequest(device, torch.float32)):
-            chosen = chosen or (name if reason is None else None)
-            role = "used for fp32" if name == chosen else reason or "applies too"
-            yield Check("absent" if reason else "ok", f"attention {device} {name}", role)
+        calls = {
+            "fp32": AttentionRequest(device, torch.float32),
+            "bf16": AttentionRequest(device, torch.bfloat16),
+            "fp64": AttentionRequest(device, torch.float64),
+            "decoding": AttentionRequest(device, torch.float32, is_decoding=True),
+        }
+        for provider in providers.providers(OP):
+            reasons = {call: provider.refuse(request) for call, request in calls.items()}
+            used = [call for call, request in calls.items() if _first(OP, request) == provider.name]
+            refused = all(reasons.values())
+            role = f"used for {', '.join(used)}" if used else reasons["fp32"] if refused else "applies too"
+            yield Check("absent" if refused else "ok", f"attention {device} {provider.name}", role or "")
         query, key, value = torch.randn(3, 1, 64, 2, 16, device=device).unbind()
         mask = attention.ColumnMask.causal_document([40, 24], device=device)
         out = attention.flashmask_attention(query, key, value, mask)
@@ -167,6 +172,13 @@ def _core() -> Iterator[Check]:
         yield Check("ok", "C++ core", detail)
     else:
         yield Check("broken", "C++ core", f"{detail} counts {counts}, not [[1, 2, 2]]", "build it again")
+
+
+def _first(op: str, request: object) -> str | None:
+    """Name of the provider that computes a request; None if there is none."""
+    from oarlock import providers
+
+    return next((name for name, reason in providers.explain(op, request) if reason is None), None)
 
 
 def _guarded(name: str, checks: Callable[[], Iterator[Check]]) -> Iterator[Check]:

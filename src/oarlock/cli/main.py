@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from oarlock import __version__
+from oarlock.cli.doctor import EXTRAS
 
 COMMANDS = {
     "train": "train a language model from a TOML file",
@@ -20,7 +21,6 @@ COMMANDS = {
     "bench": "run a benchmark and compare it with an earlier one",
     "doctor": "what this installation can do, and why not",
 }
-TRAIN_PACKAGES = ("tokenizers", "tyro", "rich", "tensorboard")  # of the extra `train`
 
 
 def entry() -> None:
@@ -89,8 +89,9 @@ def _dispatch(arguments: Sequence[str], command: str) -> int:
 
 
 def _how_to_install(error: Exception) -> str:
-    missing = error.name if isinstance(error, ModuleNotFoundError) else None
-    return "; install it with: pip install 'oarlock[train]'" if missing in TRAIN_PACKAGES else ""
+    if not isinstance(error, ModuleNotFoundError) or error.name not in EXTRAS:
+        return ""
+    return f"; install it with: pip install 'oarlock[{EXTRAS[error.name][0]}]'"
 
 
 def _show_warnings_in_one_line(name: str) -> None:

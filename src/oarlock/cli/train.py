@@ -71,8 +71,8 @@ def run(args: argparse.Namespace) -> int:
             if trainer.run().stopped_by:
                 return 0
             if prompt == "auto":
-                is_text = isinstance(trainer.data, PreparedData)
-                prompt = opening_words(trainer.data, config.data.sequence_length // 2) if is_text else ""
+                data, room = trainer.data, config.data.sequence_length // 2
+                prompt = opening_words(data, room) if isinstance(data, PreparedData) else ""
         if is_first:
             if prompt:
                 _sample(directory.path, prompt, config.train.device)
