@@ -2,14 +2,21 @@
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils.checkpoint import checkpoint
 
-from oarlock.attention import ColumnMask, flashmask_attention
+from oarlock.attention import ColumnMask, flashmask_attention, flashmask_attention_varlen
 from oarlock.attention.graph import attend_in_graph
 from oarlock.attention.mask_cache import mask_of
 from oarlock.attention.plan import tile_plan
 
 DOCUMENTS = ColumnMask.causal_document([40, 24])
+
+
+@pytest.fixture(autouse=True)
+def _compile_anew():
+    yield
+    torch._dynamo.reset()
 
 
 def inputs(seqlen=64, dtype=torch.float32):
@@ -53,19 +60,87 @@ def test_one_node_and_the_same_results(name):
     ours, theirs = (torch.autograd.grad(x, tensors, seed) for x in (got, expected))
     for gradient, wanted in zip(ours, theirs, strict=True):
         torch.testing.assert_close(gradient, wanted)
-    torch._dynamo.reset()
 
 
-def test_dynamic_lengths_compile_once():
-    count = torch._dynamo.testing.CompileCounter()
-    compiled = torch.compile(
-        lambda q, k, v: flashmask_attention(q, k, v, causal=True), fullgraph=True, backend=count, dynamic=True
-    )
-    for seqlen in (40, 72, 100):
-        tensors = [x.detach() for x in inputs(seqlen)]
-        torch.testing.assert_close(compiled(*tensors), flashmask_attention(*tensors, causal=True))
-    assert count.frame_count == 1
-    torch._dynamo.reset()
+PACKINGS = [[40, 24], [30, 34], [10, 20, 33], [60, 40], [7, 3, 1, 90], [128]]
+
+
+def packed_calls():
+    """Functions of q, k, v and something that says how they are packed, and what makes it from the lengths."""
+
+    def layers(q, k, v, mask):
+        for _ in range(2):
+            q = flashmask_attention(q, k, v, mask).tanh()
+        return q
+
+    def checkpointed(q, k, v, mask):
+        return checkpoint(lambda q, k, v: flashmask_attention(q, k, v, mask).tanh(), q, k, v, use_reentrant=False)
+
+    def varlen(q, k, v, cu):
+        return flashmask_attention_varlen(q[0], k[0], v[0], cu, causal=True, window=20)
+
+    return {
+        "bounds": (
+            lambda q, k, v, bounds: flashmask_attention(q, k, v, bounds, causal=True),
+            lambda lengths: ColumnMask.causal_document(lengths).bounds,
+        ),
+        "a mask": (layers, ColumnMask.causal_document),
+        "a checkpoint": (checkpointed, ColumnMask.causal_document),
+        "cumulative lengths": (varlen, lambda lengths: torch.tensor([0, *lengths]).cumsum(0)),
+        "no mask": (lambda q, k, v, _: flashmask_attention(q, k, v, causal=True), lambda lengths: None),
+    }
+
+
+def check_packed(name, backend):
+    """Values and gradients for several packings and lengths, from one static and one dynamic compilation."""
+    function, make = packed_calls()[name]
+    count = CompileCounterWithBackend(backend)
+    compiled = torch.compile(function, fullgraph=True, backend=count)
+    for lengths in PACKINGS:
+        tensors = inputs(sum(lengths))
+        got, expected = (f(*tensors, make(lengths)) for f in (compiled, function))
+        torch.testing.assert_close(got, expected)
+        seed = torch.randn_like(expected)
+        ours, theirs = (torch.autograd.grad(x, tensors, seed, allow_unused=True) for x in (got, expected))
+        for gradient, wanted in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(gradient, wanted)
+    assert count.frame_count <= 2
+
+
+@pytest.mark.parametrize("name", packed_calls())
+def test_other_lengths_and_documents_do_not_compile_again(name):
+    check_packed(name, "aot_eager")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", packed_calls())
+def test_inductor_with_other_lengths(name):
+    check_packed(name, "inductor")
+
+
+def test_lengths_are_checked_inside_a_graph():
+    function, _ = packed_calls()["cumulative lengths"]
+    with pytest.raises(ValueError, match="cu_seqlens_q must end with the 64 tokens of query"):
+        torch.compile(function, fullgraph=True, backend="aot_eager")(*inputs(), torch.tensor([0, 10, 60]))
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_export_keeps_lengths_dynamic(strict, tmp_path):
+    class Module(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.sink = torch.nn.Parameter(torch.randn(4))
+
+        def forward(self, q, k, v, bounds):
+            return flashmask_attention(q, k, v, bounds, causal=True, learnable_sink=self.sink)
+
+    module, length = Module(), torch.export.Dim("length", min=2, max=4096)
+    axes = ({1: length}, {1: length}, {1: length}, {2: length})
+    program = torch.export.export(module, (*inputs(), DOCUMENTS.bounds), dynamic_shapes=axes, strict=strict)
+    torch.export.save(program, tmp_path / "attention.pt2")
+    loaded = torch.export.load(tmp_path / "attention.pt2").module()
+    arguments = (*inputs(41), ColumnMask.causal_document([30, 11]).bounds)
+    torch.testing.assert_close(loaded(*arguments), module(*arguments))
 
 
 def test_dropout_inside_a_graph_uses_torchs_generator():
@@ -78,23 +153,37 @@ def test_dropout_inside_a_graph_uses_torchs_generator():
     torch.manual_seed(3)
     torch.testing.assert_close(got, flashmask_attention(*tensors, DOCUMENTS, dropout=0.5))
     assert not torch.equal(got, compiled(*tensors))
-    torch._dynamo.reset()
 
 
-@pytest.mark.slow
-def test_inductor():
-    function = calls()["lse"]
-    tensors = inputs()
-    got, expected = torch.compile(function, fullgraph=True)(*tensors), function(*tensors)
-    torch.testing.assert_close(got, expected)
-    for gradient, wanted in zip(*(torch.autograd.grad(x, tensors) for x in (got, expected)), strict=True):
-        torch.testing.assert_close(gradient, wanted)
+def operator_arguments():
+    """(sink, bounds, [causal, left, right], scale, block mask, dropout, seed and offset, deterministic, backend)"""
+    bounds = ColumnMask.causal_document([9, 11]).bounds
+    per_head = ColumnMask.global_window(20, num_global=2, left=3, right=3).bounds.repeat(2, 4, 1, 1)
+    keep = torch.ones(1, 1, 1, 1, dtype=torch.bool)
+    seed_offset = torch.tensor([5, 7])
+    return {
+        "no mask": (None, None, [1, -1, -1], 0.35, None, 0.0, None, False, "auto"),
+        "a window": (None, None, [0, 5, 2], 0.35, None, 0.0, None, False, "auto"),
+        "documents": (None, bounds, [1, -1, -1], 0.35, None, 0.0, None, True, "auto"),
+        "heads and a sink": (
+            torch.randn(4, requires_grad=True),
+            per_head,
+            [0, -1, -1],
+            0.35,
+            None,
+            0.0,
+            None,
+            False,
+            "auto",
+        ),
+        "blocks and dropout": (None, bounds, [1, -1, -1], 0.35, keep, 0.3, seed_offset, False, "auto"),
+    }
 
 
-def test_the_operator_keeps_torchs_rules():
+@pytest.mark.parametrize("name", operator_arguments())
+def test_the_operator_keeps_torchs_rules(name):
     """Schema, fake results, autograd registration and dynamic shapes, by torch's own checks."""
-    arguments = (None, None, [1, -1, -1], 0.35, None, 0.0, None, False, "auto")
-    torch.library.opcheck(torch.ops.oarlock.flashmask_attention, (*inputs(20), *arguments))
+    torch.library.opcheck(torch.ops.oarlock.flashmask_attention, (*inputs(20), *operator_arguments()[name]))
 
 
 def test_flop_counters_and_other_modes_see_the_operation():

@@ -5,18 +5,65 @@ Legend: B batch, Sq query rows, Sk keys, Hq/Hk query and key heads, Hm mask head
 
 from __future__ import annotations
 
+from typing import Literal, Unpack, overload
+
 import torch
 from torch import Tensor
 
 from oarlock.attention import arguments
 from oarlock.attention.dropout import Dropout, draw_seed_offset
 from oarlock.attention.graph import attend_in_graph, must_dispatch
+from oarlock.attention.keywords import Keywords
 from oarlock.attention.mask_cache import implied_mask, mask_of
 from oarlock.attention.masks import ColumnMask
-from oarlock.attention.operator import attend
+from oarlock.attention.operator import attend, refuse_forward_mode
 from oarlock.attention.request import Options
 
 
+@overload
+def flashmask_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    startend_row_indices: Tensor | ColumnMask | None = None,
+    *,
+    return_softmax_lse: Literal[False] = False,
+    return_seed_offset: Literal[False] = False,
+    **keywords: Unpack[Keywords],
+) -> Tensor: ...
+@overload
+def flashmask_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    startend_row_indices: Tensor | ColumnMask | None = None,
+    *,
+    return_softmax_lse: Literal[True],
+    return_seed_offset: bool = False,
+    **keywords: Unpack[Keywords],
+) -> list[Tensor]: ...
+@overload
+def flashmask_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    startend_row_indices: Tensor | ColumnMask | None = None,
+    *,
+    return_softmax_lse: bool = False,
+    return_seed_offset: Literal[True],
+    **keywords: Unpack[Keywords],
+) -> list[Tensor]: ...
+@overload
+def flashmask_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    startend_row_indices: Tensor | ColumnMask | None = None,
+    *,
+    return_softmax_lse: bool = False,
+    return_seed_offset: bool = False,
+    **keywords: Unpack[Keywords],
+) -> Tensor | list[Tensor]: ...
 def flashmask_attention(
     query: Tensor,
     key: Tensor,
@@ -102,6 +149,7 @@ def flashmask_attention(
     if learnable_sink is not None:
         arguments.check_sink(learnable_sink, query)
 
+    refuse_forward_mode(query, key, value, learnable_sink)
     if must_dispatch(query, key, value):
         rest = (scale, block_mask, probability, seed_offset if probability else None, deterministic, backend)
         out, lse = attend_in_graph(query, key, value, learnable_sink, bounds, causal, window, *rest)
