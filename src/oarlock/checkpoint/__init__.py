@@ -1,12 +1,14 @@
 """Checkpoints: complete and verified, or not there at all. The format is described in docs/checkpoints.md."""
 
 from oarlock.checkpoint.directory import list_checkpoints
+from oarlock.checkpoint.formats import open_tensors
 from oarlock.checkpoint.loading import LoadReport
 from oarlock.checkpoint.manifest import CheckpointError
 from oarlock.checkpoint.optimizer import load_optimizer, optimizer_state, optimizer_tensors
 from oarlock.checkpoint.reader import Checkpoint, latest_checkpoint, load_checkpoint
 from oarlock.checkpoint.rng import capture_rng, restore_rng
 from oarlock.checkpoint.shards import Shard
+from oarlock.checkpoint.source import TensorSource
 from oarlock.checkpoint.writer import save_checkpoint
 
 __all__ = [
@@ -14,11 +16,13 @@ __all__ = [
     "CheckpointError",
     "LoadReport",
     "Shard",
+    "TensorSource",
     "capture_rng",
     "latest_checkpoint",
     "list_checkpoints",
     "load_checkpoint",
     "load_optimizer",
+    "open_tensors",
     "optimizer_state",
     "optimizer_tensors",
     "restore_rng",

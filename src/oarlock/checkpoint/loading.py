@@ -7,7 +7,8 @@ import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
+from pathlib import Path
+from typing import Literal, Protocol
 
 import numpy as np
 import torch
@@ -16,7 +17,6 @@ from torch import Tensor
 from oarlock.checkpoint.agreement import all_or_none
 from oarlock.checkpoint.boxes import Box, explain_cover
 from oarlock.checkpoint.manifest import CheckpointError
-from oarlock.checkpoint.mapped_file import MappedFile
 from oarlock.checkpoint.shards import Shard
 from oarlock.ranks import Ranks
 
@@ -24,11 +24,31 @@ Strict = Literal["all", "destination", "none"]
 Verify = Literal["read", "none"]
 
 
+class PieceFile(Protocol):
+    """A file that holds pieces of tensors under names."""
+
+    path: Path
+
+    def check(self, name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+        """Raise CheckpointError unless the file has this tensor."""
+
+    def tensor(self, name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+        """The tensor, if possible as a view of the file."""
+        ...
+
+    def blocks_of(self, name: str, dtype: torch.dtype, shape: tuple[int, ...], box: Box) -> np.ndarray:
+        """Ascending indices of the MiB that hold a box of a tensor and what describes it; none without digests."""
+        ...
+
+    def check_blocks(self, blocks: np.ndarray) -> None:
+        """Raise CheckpointError unless these MiB have their digests."""
+
+
 @dataclass(frozen=True)
 class StoredPiece:
     """A box of a tensor, and where it lies."""
 
-    file: MappedFile
+    file: PieceFile
     name: str
     box: Box
 
@@ -111,16 +131,16 @@ def load_tensors(
     failure = f"loading {what} failed, nothing was changed"
     report = LoadReport()
 
-    def plan() -> tuple[list[Copy], dict[int, MappedFile]]:
+    def plan() -> tuple[list[Copy], dict[int, PieceFile]]:
         copies = _plan(stored, destinations, report, strict, cast)
         files = {id(copy.piece.file): copy.piece.file for copy in copies}
         for copy in copies:
-            copy.piece.file.tensor(copy.piece.name, copy.stored.dtype, copy.piece.box.size)
+            copy.piece.file.check(copy.piece.name, copy.stored.dtype, copy.piece.box.size)
         report.bytes_needed = sum(copy.source.volume * copy.stored.dtype.itemsize for copy in copies)
         report.num_files = len(files)
         return copies, files
 
-    planned: list[tuple[list[Copy], dict[int, MappedFile]]] = []
+    planned: list[tuple[list[Copy], dict[int, PieceFile]]] = []
     all_or_none(ranks, lambda: planned.append(plan()), failure)
     copies, files = planned[0]
     if verify == "read":
@@ -186,7 +206,7 @@ def _misfit(source: StoredTensor, shard: Shard, cast: bool) -> str | None:
     return None
 
 
-def _verify(copies: Iterable[Copy], files: Mapping[int, MappedFile], ranks: Ranks, failure: str) -> None:
+def _verify(copies: Iterable[Copy], files: Mapping[int, PieceFile], ranks: Ranks, failure: str) -> None:
     """Check every MiB that some rank reads, each by one of the ranks that do."""
     needed: dict[int, list[np.ndarray]] = {}
     for copy in copies:

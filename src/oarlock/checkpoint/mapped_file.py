@@ -86,6 +86,14 @@ class MappedFile:
             data = data.clone()
         return data.view(dtype).view(shape)
 
+    def check(self, name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+        """Whether the file holds this tensor.
+
+        Raises:
+            CheckpointError: the header says something else about it, or the file ends early.
+        """
+        self._locate(name, dtype, shape)
+
     def blocks_of(self, name: str, dtype: torch.dtype, shape: tuple[int, ...], box: Box) -> np.ndarray:
         """The MiB of the file that hold a box of a tensor, and those of the header: ascending indices, int64."""
         start, _ = self._locate(name, dtype, shape)

@@ -14,13 +14,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from oarlock.checkpoint.directory import list_checkpoints
-from oarlock.checkpoint.loading import LoadReport, StoredPiece, StoredTensor, Strict, Verify, load_tensors
+from oarlock.checkpoint.loading import LoadReport, StoredPiece, StoredTensor, Strict, Verify
 from oarlock.checkpoint.manifest import ADVICE, CheckpointError, Manifest, TensorEntry, piece_name, read_manifest
 from oarlock.checkpoint.mapped_file import MappedFile
-from oarlock.checkpoint.shards import Shard, shard_of
+from oarlock.checkpoint.shards import Shard
+from oarlock.checkpoint.source import TensorSource
 from oarlock.checkpoint.tensor_file import dtype_of
 from oarlock.digest import file_digest
-from oarlock.ranks import Ranks
 
 
 @dataclass(frozen=True)
@@ -74,14 +74,20 @@ class Checkpoint:
         Raises:
             ValueError: no such group, name or rank; CheckpointError: a file changed since load_checkpoint.
         """
+        source = self.source(group, rank=rank)
+        for name in names or ():
+            self._source(self._entries(group, rank), group, name)
+        return source.read(names, device=device)
+
+    def source(self, group: str, *, rank: int | None = None) -> TensorSource:
+        """The tensors of a group as something to read or load from; nothing is read yet. Arguments as for `tensors`."""
         entries = self._entries(group, rank)
-        wanted = list(entries) if names is None else list(names)
-        sources = {name: self._source(entries, group, name) for name in wanted}
-        stored = {name: self._stored(name, entries[name]) for name in dict.fromkeys(sources.values())}
-        new = {name: torch.empty(entry.shape, dtype=entry.dtype, device=device) for name, entry in stored.items()}
-        destinations = {name: Shard.whole(tensor) for name, tensor in new.items()}
-        load_tensors(group, stored, destinations, verify=self._verify, ranks=Ranks.alone())
-        return {name: new[source] for name, source in sources.items()}
+        stored: dict[str, StoredTensor] = {}
+        for name in entries:
+            source = self._source(entries, group, name)
+            stored[name] = stored[source] if source in stored else self._stored(source, entries[source])
+            stored.setdefault(source, stored[name])
+        return TensorSource(group, {name: stored[name] for name in entries}, self._verify)
 
     def load(
         self,
@@ -92,32 +98,9 @@ class Checkpoint:
         cast: bool = False,
         process_group: dist.ProcessGroup | None = None,
     ) -> LoadReport:
-        """Fill tensors that exist from a group of the shared `tensors`, whatever their layout was when it was saved.
-
-        Everything is checked before anything is written: names, shapes, dtypes, and the digests of the parts that are
-        read. Each rank reads only what its own tensors need. If one rank fails, all raise.
-
-        Args:
-            group: as given to save_checkpoint.
-            destinations: name -> tensor, DTensor or :class:`Shard`, any strides and device, written in place.
-            strict: "all" = the names must be the same on both sides; "destination" = every destination needs a source,
-                others of the checkpoint are only reported; "none" = names without a partner are only reported.
-            cast: convert where the dtypes differ, instead of refusing.
-            process_group: the processes that load together; None = all of them, or this one.
-
-        Returns:
-            What was loaded, missing and unexpected.
-
-        Raises:
-            CheckpointError: names, shapes or dtypes do not fit, or a file is damaged; nothing was changed.
-            ValueError: no such group.
-        """
-        entries = self._entries(group, None)
-        sources = {name: self._source(entries, group, name) for name in entries}
-        stored = {name: self._stored(source, entries[source]) for name, source in sources.items()}
-        shards = {name: shard_of(value) for name, value in destinations.items()}
-        ranks = Ranks(process_group)
-        return load_tensors(group, stored, shards, strict=strict, cast=cast, verify=self._verify, ranks=ranks)
+        """Fill tensors that exist from a group of the shared `tensors`; see TensorSource.load."""
+        options: dict[str, Any] = {"strict": strict, "cast": cast, "process_group": process_group}
+        return self.source(group).load(destinations, **options)
 
     def rank_state(self, rank: int) -> Any:
         """The `rank_state` that a rank saved, None if it saved none."""

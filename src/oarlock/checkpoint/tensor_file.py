@@ -28,6 +28,10 @@ SAFETENSORS_NAMES = {
     torch.bfloat16: "BF16",
     torch.float8_e4m3fn: "F8_E4M3",
     torch.float8_e5m2: "F8_E5M2",
+    torch.float8_e4m3fnuz: "F8_E4M3FNUZ",
+    torch.float8_e5m2fnuz: "F8_E5M2FNUZ",
+    torch.float8_e8m0fnu: "F8_E8M0",
+    torch.complex64: "C64",
     torch.int64: "I64",
     torch.int32: "I32",
     torch.int16: "I16",
@@ -40,9 +44,17 @@ SAFETENSORS_NAMES = {
 }
 
 
+_DTYPES = {code: dtype for dtype, code in SAFETENSORS_NAMES.items()}
+
+
 def dtype_name(dtype: torch.dtype) -> str:
     """torch's name of a dtype: `float32`, `bfloat16`, ..."""
     return str(dtype).removeprefix("torch.")
+
+
+def dtype_from_safetensors(code: str) -> torch.dtype | None:
+    """The dtype of a safetensors code such as BF16; None if there is none."""
+    return _DTYPES.get(code)
 
 
 def dtype_of(name: str) -> torch.dtype:

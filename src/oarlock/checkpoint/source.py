@@ -1,0 +1,80 @@
+"""Stored tensors by name, whatever the format: a checkpoint, a Hugging Face folder, a directory of torch DCP."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from oarlock.checkpoint.loading import LoadReport, StoredTensor, Strict, Verify, load_tensors
+from oarlock.checkpoint.manifest import CheckpointError
+from oarlock.checkpoint.shards import Shard, shard_of
+from oarlock.ranks import Ranks
+
+
+@dataclass(frozen=True)
+class TensorSource:
+    """Tensors in files; nothing is read before it is asked for.
+
+    Attributes:
+        label: what to call it in messages.
+        tensors: name -> dtype, shape and where its pieces lie.
+        metadata: texts that the files carry about themselves.
+    """
+
+    label: str
+    tensors: Mapping[str, StoredTensor]
+    verify: Verify = "none"
+    metadata: Mapping[str, str] = field(default_factory=dict)
+
+    def read(self, names: Collection[str] | None = None, *, device: torch.device | str = "cpu") -> dict[str, Tensor]:
+        """Whole tensors in new contiguous memory; names that share one stored tensor share one again.
+
+        Raises:
+            CheckpointError: no such name, or a file is damaged.
+        """
+        wanted = list(self.tensors) if names is None else list(names)
+        if absent := [name for name in wanted if name not in self.tensors]:
+            raise CheckpointError(f"{self.label} has no tensor {absent[0]!r}")
+        stored = {id(self.tensors[name]): self.tensors[name] for name in wanted}
+        new = {key: torch.empty(tensor.shape, dtype=tensor.dtype, device=device) for key, tensor in stored.items()}
+        load_tensors(
+            self.label,
+            {str(key): tensor for key, tensor in stored.items()},
+            {str(key): Shard.whole(tensor) for key, tensor in new.items()},
+            verify=self.verify,
+            ranks=Ranks.alone(),
+        )
+        return {name: new[id(self.tensors[name])] for name in wanted}
+
+    def load(
+        self,
+        destinations: Mapping[str, Tensor | Shard],
+        *,
+        strict: Strict = "all",
+        cast: bool = False,
+        process_group: dist.ProcessGroup | None = None,
+    ) -> LoadReport:
+        """Fill tensors that exist, whatever their layout was when they were saved.
+
+        Everything is checked before anything is written: names, shapes, dtypes, and the digests (where the format has
+        them) of the parts that are read. Each rank reads only what its own tensors need. If one rank fails, all raise.
+
+        Args:
+            destinations: name -> tensor, DTensor or :class:`Shard`, any strides and device, written in place.
+            strict: "all" = the names must be the same on both sides; "destination" = every destination needs a source,
+                others that are stored are only reported; "none" = names without a partner are only reported.
+            cast: convert where the dtypes differ, instead of refusing.
+            process_group: the processes that load together; None = all of them, or this one.
+
+        Returns:
+            What was loaded, missing and unexpected.
+
+        Raises:
+            CheckpointError: names, shapes or dtypes do not fit, or a file is damaged; nothing was changed.
+        """
+        shards = {name: shard_of(value) for name, value in destinations.items()}
+        return load_tensors(
+            self.label, self.tensors, shards, strict=strict, cast=cast, verify=self.verify, ranks=Ranks(process_group)
+        )
