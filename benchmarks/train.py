@@ -34,6 +34,7 @@ import torch
 from torch import Tensor
 
 from oarlock import _native, models
+from oarlock.models.window import with_window
 from oarlock.train.build import build_model, decoder_config, prepare_data
 from oarlock.train.config import TrainConfig, load_config
 from oarlock.train.data import Batch, PackedLoader, PreparedData
@@ -110,9 +111,13 @@ def training_step(config: TrainConfig) -> tuple[Callable[[], object], float, int
     architecture = decoder_config(config.model, data.vocab_size, config.data.sequence_length)
     model = build_model(config, architecture, CPU)
     batches = first_batches(data, config)
-    densities = [batch_mask(batch, CPU).density for batch in batches]
+    masks = [batch_mask(batch, CPU) for batch in batches]
+
+    def mean_visible(window: int | None = None) -> float:
+        return statistics.mean(with_window(mask, window).density for mask in masks) * config.data.sequence_length
+
     num_tokens = batches[0].input_ids.numel()
-    flops = model.flops_per_token(statistics.mean(densities) * config.data.sequence_length) * num_tokens
+    flops = model.flops_per_token(mean_visible(), mean_visible) * num_tokens
     turns = itertools.cycle(batches)
     return optimizer_step(model, lambda: our_loss(model, next(turns)), config), flops, num_tokens
 

@@ -58,6 +58,11 @@ def test_a_mixture_of_experts_shows_what_a_token_uses(config: str, capsys: pytes
     assert "active per token" in capsys.readouterr().out
 
 
+def test_windows_are_shown(config: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", config, "--peak", "1e12", "--model.sliding_window", "64"]) == 0
+    assert "each sees 256 keys on average, 60 within 64" in capsys.readouterr().out  # 64 - 63 · 32 / 512
+
+
 def test_the_vocabulary_comes_from_a_given_tokenizer(
     config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -211,6 +211,19 @@ def test_fewer_visible_keys_cost_less() -> None:
     assert wide.flops_per_token - narrow.flops_per_token == pytest.approx(12 * 3 * 4 * 32 * 100)
 
 
+def test_windows_count_the_keys_that_are_seen() -> None:
+    types = ("sliding_attention", "full_attention", "sliding_attention")
+    shape, config = architecture(sliding_window=40, layer_types=types), run_config()
+    plan, full = estimate(config, shape), estimate(config, architecture())
+    assert plan.mean_within == {40: pytest.approx(sum(min(row + 1, 40) for row in range(256)) / 256)}
+    # 12 · heads · head_dim per key, in two of three layers
+    saved = 12 * 4 * 32 * 2 * (128.5 - plan.mean_within[40])
+    assert full.flops_per_token - plan.flops_per_token == pytest.approx(saved)
+    given = estimate(config, shape, mean_visible=100.0, mean_within=lambda window: window / 2)
+    assert given.mean_within == {40: 20.0}
+    assert estimate(config, shape, mean_visible=30.0).mean_within == {40: 30.0}
+
+
 def test_the_json_form_is_plain() -> None:
     plan = estimate(run_config(), architecture())
     values = json.loads(json.dumps(as_dict(plan)))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from oarlock.train.config import TrainConfig
+    from oarlock.train.data.packing import Packing
     from oarlock.train.estimate import Estimate
 
 
@@ -47,11 +48,14 @@ def run(args: argparse.Namespace) -> int:
     config = load_config(args.config, args.overrides)
     if args.read_data and args.mean_visible is not None:
         raise ValueError("--read-data measures what --mean-visible gives; leave one of them out")
-    vocab_size, mean_visible = planned_vocab_size(config), args.mean_visible
+    vocab_size, mean_visible, mean_within = planned_vocab_size(config), args.mean_visible, None
     if args.read_data:
-        vocab_size, mean_visible = _read_data(config)
+        vocab_size, packing = _read_data(config)
+        mean_visible, mean_within = packing.mean_visible, packing.mean_visible_within
     architecture = decoder_config(config.model, vocab_size, config.data.sequence_length)
-    plan = estimate(config, architecture, world_size=args.world_size, mean_visible=mean_visible)
+    plan = estimate(
+        config, architecture, world_size=args.world_size, mean_visible=mean_visible, mean_within=mean_within
+    )
     peak = args.peak
     if peak is None:
         peak = _measured_peak(config, str(choose_device(config.train.device)))
@@ -86,14 +90,14 @@ def planned_vocab_size(config: "TrainConfig") -> int:
         raise ValueError(f"{path}: not a tokenizer.json with a vocabulary: {error!r}") from None
 
 
-def _read_data(config: "TrainConfig") -> tuple[int, float]:
-    """(entries of the tokenizer, keys that a token of the first epoch sees on average)."""
+def _read_data(config: "TrainConfig") -> "tuple[int, Packing]":
+    """(entries of the tokenizer, packing of the first epoch)."""
     from oarlock.train.build import prepare_data
     from oarlock.train.data import PackedLoader
 
     data = prepare_data(config.data, config.model)
     loader = PackedLoader(data.train, config.data.sequence_length, config.train.batch_size, config.train.seed)
-    return data.vocab_size, loader.packing.mean_visible
+    return data.vocab_size, loader.packing
 
 
 def plan_text(plan: "Estimate", config: "TrainConfig", model_type: str) -> str:
@@ -108,14 +112,14 @@ def plan_text(plan: "Estimate", config: "TrainConfig", model_type: str) -> str:
     ]
     if counts.active != counts.total:
         lines.append(_row("active per token", format_count(counts.active)))
+    seen = f"{plan.mean_visible:,.0f} keys on average"
+    seen += "".join(f", {mean:,.0f} within {window:,}" for window, mean in plan.mean_within.items())
     ranks = f"{plan.world_size} rank{'s' if plan.world_size > 1 else ''}"
     batch = f"{ranks} x {train.accumulation} micro-batches of {train.batch_size} x {config.data.sequence_length:,}"
     lines += [
         "",
         "Work",
-        _row(
-            "FLOPs per token", format_count(plan.flops_per_token), f"each sees {plan.mean_visible:,.0f} keys on average"
-        ),
+        _row("FLOPs per token", format_count(plan.flops_per_token), f"each sees {seen}"),
         _row("tokens per step", format_count(plan.tokens_per_step), batch),
         _row("steps", f"{plan.num_steps:,}"),
         _row("tokens", format_count(plan.tokens)),

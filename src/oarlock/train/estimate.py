@@ -8,6 +8,7 @@ working space follow from what each operation keeps and allocates on the CPU; th
 """
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -73,7 +74,9 @@ class Estimate:
 
     world_size: int
     mean_visible: float
-    """Keys that a token sees on average."""
+    """Keys that a token sees on average in a layer without a sliding window."""
+    mean_within: dict[int, float]
+    """The same for each sliding window of the model."""
     parameters: Parameters
     flops_per_token: float
     """Forward and backward."""
@@ -114,7 +117,12 @@ class Estimate:
 
 
 def estimate(
-    config: TrainConfig, architecture: DecoderConfig, *, world_size: int = 1, mean_visible: float | None = None
+    config: TrainConfig,
+    architecture: DecoderConfig,
+    *,
+    world_size: int = 1,
+    mean_visible: float | None = None,
+    mean_within: Callable[[int], float] | None = None,
 ) -> Estimate:
     """Plan a run; nothing of the model's size is allocated.
 
@@ -124,6 +132,8 @@ def estimate(
         world_size: data-parallel ranks; each holds the whole model, and sums gradients in place.
         mean_visible: keys that a token sees on average; None assumes one document per sequence, (S + 1) / 2, the most
             that causal attention can cost. Packed documents see less.
+        mean_within: the same from the width of a sliding window. None: exact for one document per sequence, or the most
+            that it can be if mean_visible is given.
 
     Raises:
         ValueError: a world size or mean_visible that is not positive.
@@ -132,12 +142,13 @@ def estimate(
         raise ValueError(f"world_size must be at least 1, got {world_size}")
     length = config.data.sequence_length
     if mean_visible is None:
-        mean_visible = (length + 1) / 2
+        mean_visible, mean_within = (length + 1) / 2, lambda window: _mean_within(length, window)
     if not 0 < mean_visible <= length:
         raise ValueError(f"mean_visible must lie in (0, {length}], got {mean_visible}")
     with torch.device("meta"):
         model = Decoder(architecture)
-    flops_per_token = model.flops_per_token(mean_visible)
+    within = {w: min(mean_visible, w) if mean_within is None else mean_within(w) for w in architecture.windows}
+    flops_per_token = model.flops_per_token(mean_visible, within.__getitem__)
     sequences = config.train.batch_size * config.train.accumulation * world_size
     tokens_per_step = sequences * length
     num_steps = config.train.steps or max(1, int(config.train.flops / (flops_per_token * tokens_per_step)))
@@ -145,6 +156,7 @@ def estimate(
     return Estimate(
         world_size=world_size,
         mean_visible=mean_visible,
+        mean_within=within,
         parameters=_parameters(architecture, model),
         flops_per_token=flops_per_token,
         tokens_per_step=tokens_per_step,
@@ -153,6 +165,12 @@ def estimate(
         memory_kept=kept,
         memory_recomputed=recomputed,
     )
+
+
+def _mean_within(length: int, window: int) -> float:
+    """Keys that a token of one document sees on average: 1, 2, ... up to the window."""
+    ramp = min(length, window)
+    return (ramp * (ramp + 1) / 2 + (length - ramp) * window) / length
 
 
 def _parameters(architecture: DecoderConfig, model: Decoder) -> Parameters:

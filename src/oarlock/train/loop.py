@@ -21,6 +21,7 @@ import torch
 
 from oarlock import _native, checkpoint, models
 from oarlock.checkpoint import Checkpoint
+from oarlock.models.window import with_window
 from oarlock.ops.peak import matmul_peak
 from oarlock.parallel import Mesh
 from oarlock.train.build import build_model, choose_device, decoder_config
@@ -193,9 +194,9 @@ class Trainer:
             loss_sum, metric_sums = self.task.loss(self.model, batch, mask)
             objective = (loss_sum + self.model.auxiliary_loss() * batch.num_losses) / num_losses
         objective.backward()
-        mean_visible = mask.density * batch.input_ids.shape[1]
-        flops = self.model.flops_per_token(mean_visible) * batch.input_ids.numel()
-        return [flops, loss_sum.item(), *metric_sums]
+        length = batch.input_ids.shape[1]
+        per_token = self.model.flops_per_token(mask.density * length, lambda w: with_window(mask, w).density * length)
+        return [per_token * batch.input_ids.numel(), loss_sum.item(), *metric_sums]
 
     def _clip_gradients(self) -> float:
         limit = self.config.optimizer.clip_norm or math.inf
@@ -224,8 +225,8 @@ class Trainer:
     def _steps_for(self, budget: float) -> int:
         """Optimizer steps that a budget of FLOPs pays for, by the mask of the first epoch's packing."""
         sequences = self.config.train.batch_size * self.config.train.accumulation * self.num_ranks
-        length = self.config.data.sequence_length
-        per_step = self.model.flops_per_token(self.loader.packing.mean_visible) * sequences * length
+        packing, length = self.loader.packing, self.config.data.sequence_length
+        per_step = self.model.flops_per_token(packing.mean_visible, packing.mean_visible_within) * sequences * length
         return max(1, int(min(budget / per_step, _MOST_STEPS)))
 
     def _steps_after(self, saved: Checkpoint) -> int:
@@ -258,11 +259,9 @@ class Trainer:
     def _announce(self, progress: Progress) -> None:
         packing = self.loader.packing.report
         density = self.loader.packing.mean_visible / self.config.data.sequence_length
-        shape = self.model.config
-        windows = sorted({w for i in range(shape.num_hidden_layers) if (w := shape.window(i)) is not None})
         within = [
             f", {self.loader.packing.mean_visible_within(w) / self.config.data.sequence_length:.3f} within {w} keys"
-            for w in windows
+            for w in self.model.config.windows
         ]
         count = self.model.num_parameters()
         progress.note(f"model     {self.model.config.model_type}, {format_count(count)} parameters, on {self.device}")
