@@ -8,19 +8,20 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
+from torch import Tensor
+
 from oarlock.checkpoint.aoa import explain, reverse
 from oarlock.checkpoint.aoa.algebra import Relation, whole
 from oarlock.checkpoint.aoa.blocks import Block
 from oarlock.checkpoint.aoa.errors import AOAError, near_miss
 from oarlock.checkpoint.aoa.evaluate import Evaluation, TensorSpec, Written
+from oarlock.checkpoint.aoa.execute import materialize
 from oarlock.checkpoint.aoa.expand import chain
 from oarlock.checkpoint.aoa.grammar import parse
 from oarlock.checkpoint.aoa.macros import MACROS, Macro, arguments_of
 from oarlock.checkpoint.aoa.names import KeyIndex
 from oarlock.checkpoint.aoa.quantized import Computed
-from oarlock.checkpoint.aoa.values import applies, dtype_name
-
-State = Literal["param", "optim"]
+from oarlock.checkpoint.aoa.values import State, applies, dtype_name
 
 
 class AOA:
@@ -123,18 +124,34 @@ class Program:
         Args:
             key: of the destination.
             offset, size: the box; destination coordinates of the blocks count from its corner.
-            state: "optim" for an optimizer state of the tensor, which follows its geometry but not its casts.
+            state: "optim" for an optimizer state of the tensor, which follows its geometry but not its values;
+                "master" for a master copy, which follows its arithmetic too, but not its casts.
 
         Raises:
             KeyError: no such tensor, or one that keeps its values; ValueError: a box outside the shape, or the
             optimizer state of a tensor that is computed from quantised ones.
         """
         blocks = self._relation(key).query(offset, size)
-        if state == "param":
-            return tuple([_for_state(block, state) if block.ops else block for block in blocks])
-        if any(isinstance(block.source, Computed) for block in blocks):
+        if state == "optim" and any(isinstance(block.source, Computed) for block in blocks):
             raise ValueError(f"{key!r} is computed from quantised tensors: it has no optimizer state to follow")
         return tuple([_for_state(block, state) for block in blocks])
+
+    def apply(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """New tensors for the whole destination, made from source tensors in memory.
+
+        Args:
+            tensors: the source by name, with the shapes and dtypes that the program was compiled for.
+        """
+        for name, spec in self.source.items():
+            found = tensors.get(name)
+            if name not in self.unread and (found is None or tuple(found.shape) != tuple(spec.shape)):
+                got = "it is missing" if found is None else f"its shape is {tuple(found.shape)}"
+                raise ValueError(f"{name!r} was compiled for shape {tuple(spec.shape)}; {got}")
+
+        def read(key: str, offset: tuple[int, ...], size: tuple[int, ...]) -> Tensor:
+            return tensors[key][tuple([slice(o, o + s) for o, s in zip(offset, size, strict=True)])]
+
+        return {name: materialize(relation, read) for name, relation in self.tensors.items()}
 
     def sources(self, key: str) -> tuple[str, ...]:
         """The source tensors that a destination tensor is made of, inputs of computed ones included."""

@@ -1,7 +1,7 @@
 """Value operations: what happens to elements on their way. Everything else in a program only moves them.
 
-A value operation applies to parameters (and their master copies) unless its statement says `only=optim` or `only=all`:
-a bf16 parameter must not turn its fp32 moments into bf16.
+A value operation applies to parameters (arithmetic also to their master copies) unless its statement says `only=optim`
+or `only=all`: a bf16 parameter must not turn its fp32 moments into bf16.
 """
 
 from dataclasses import dataclass
@@ -11,6 +11,10 @@ import torch
 from torch import Tensor
 
 Scope = Literal["param", "optim", "all"]
+"""What the `only=` of a statement may say."""
+
+State = Literal["param", "master", "optim"]
+"""A parameter, its master copy in higher precision, or another optimizer state of its shape."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +91,10 @@ class Divide:
 ValueOp = Cast | Add | Multiply | Divide
 
 
-def applies(op: ValueOp, state: Literal["param", "optim"]) -> bool:
-    """Whether an operation concerns parameters ("param") or optimizer states ("optim")."""
+def applies(op: ValueOp, state: State) -> bool:
+    """Whether an operation concerns a state. A master copy follows its parameter's values, but not its dtype."""
+    if state == "master":
+        return op.only == "all" or (op.only == "param" and not isinstance(op, Cast))
     return op.only in (state, "all")
 
 
