@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from oarlock import ops
 from oarlock.attention import ColumnMask
+from oarlock.attention.context_parallel import ContextPlan
 from oarlock.models.attention import Attention, KVCache, RMSNorm
 from oarlock.models.config import DecoderConfig
 from oarlock.models.latent_attention import LatentAttention
@@ -39,9 +40,15 @@ class DecoderLayer(nn.Module):
         )
 
     def forward(
-        self, x_BSE: Tensor, cos: Tensor, sin: Tensor, mask: ColumnMask, cache: KVCache | None
+        self,
+        x_BSE: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        mask: ColumnMask,
+        cache: KVCache | None,
+        plan: ContextPlan | None = None,
     ) -> tuple[Tensor, RouterStatistics | None]:
-        attended_BSE = self.self_attn(self.input_layernorm(x_BSE), cos, sin, mask, cache)
+        attended_BSE = self.self_attn(self.input_layernorm(x_BSE), cos, sin, mask, cache, plan)
         norm = self.post_attention_layernorm
         x_BSE, normed_BSE = ops.add_rms_norm(x_BSE, attended_BSE, norm.weight, norm.eps)
         if isinstance(self.mlp, SparseMLP):
@@ -86,6 +93,7 @@ class Decoder(nn.Module):
         position_ids: Tensor | None = None,
         mask: ColumnMask | None = None,
         cache: KVCache | None = None,
+        plan: ContextPlan | None = None,
     ) -> Tensor:
         """Hidden states after the final norm.
 
@@ -94,22 +102,29 @@ class Decoder(nn.Module):
             position_ids: int64 [B, S] or [1, S] for RoPE, restarting at each packed document. None: L, L + 1, ...
             mask: which of the L + S keys each of the S rows sees. None: plain causal.
             cache: earlier keys and values; this pass appends to it.
+            plan: context parallelism: the S rows are those that this process holds of a longer sequence, which
+                ``mask`` (default: plain causal) describes as a whole. Without a cache.
 
         Returns:
             [B, S, E].
         """
+        if plan is not None and cache is not None:
+            raise ValueError("a plan of context parallelism and a cache exclude each other")
         batch, seqlen = input_ids.shape
         past = 0 if cache is None else cache.length
         if position_ids is None:
-            position_ids = torch.arange(past, past + seqlen, device=input_ids.device).unsqueeze(0)
+            device = input_ids.device
+            own = torch.arange(past, past + seqlen, device=device) if plan is None else plan.position_ids.to(device)
+            position_ids = own.unsqueeze(0)
         if mask is None:
-            mask = ColumnMask.plain_causal(seqlen, past + seqlen, batch=batch, device=input_ids.device)
+            rows = seqlen if plan is None else plan.seqlen
+            mask = ColumnMask.plain_causal(rows, past + rows, batch=batch, device=input_ids.device)
         config = self.config
         cos, sin = ops.rope_tables(position_ids, config.rope_head_dim, config.rope_theta, config.rope_scaling)
         x_BSE = self.embed_tokens(input_ids)
         statistics = []
         for index, layer in enumerate(self.layers):
-            arguments = (x_BSE, cos, sin, with_window(mask, config.window(index)), cache)
+            arguments = (x_BSE, cos, sin, with_window(mask, config.window(index)), cache, plan)
             if self.activation_checkpointing and cache is None and torch.is_grad_enabled():
                 outputs = checkpoint(layer, *arguments, use_reentrant=False, preserve_rng_state=False)
                 assert isinstance(outputs, tuple)

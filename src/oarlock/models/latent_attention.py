@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from oarlock import ops
-from oarlock.attention import ColumnMask, flashmask_attention
-from oarlock.models.attention import KVCache, RMSNorm
+from oarlock.attention import ColumnMask
+from oarlock.attention.context_parallel import ContextPlan
+from oarlock.models.attention import KVCache, RMSNorm, attend
 from oarlock.models.config import DecoderConfig
 
 _LATENT_EPS = 1e-6  # of the latents' norms, whatever the model's rms_norm_eps (as in transformers)
@@ -41,7 +42,15 @@ class LatentAttention(nn.Module):
         self.kv_b_proj = nn.Linear(self.latent_dim, heads * (self.nope_dim + self.value_dim), bias=False)
         self.o_proj = nn.Linear(heads * self.value_dim, width, bias=bias)
 
-    def forward(self, x_BSE: Tensor, cos: Tensor, sin: Tensor, mask: ColumnMask, cache: KVCache | None) -> Tensor:
+    def forward(
+        self,
+        x_BSE: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        mask: ColumnMask,
+        cache: KVCache | None,
+        plan: ContextPlan | None = None,
+    ) -> Tensor:
         q_BSHD = self._queries(x_BSE).unflatten(-1, (-1, self.head_dim))
         q_BSHN, q_BSHR = q_BSHD.split([self.nope_dim, self.rope_dim], dim=-1)
         q_BSHR = ops.rope(q_BSHR, cos, sin, interleaved=self.rope_interleaved)
@@ -50,23 +59,33 @@ class LatentAttention(nn.Module):
         k_BT1R = ops.rope(k_BSR.unsqueeze(2), cos, sin, interleaved=self.rope_interleaved)
         if cache is not None:
             latent_BT1L, k_BT1R = cache.append(self.layer, latent_BT1L, k_BT1R)
-        attend = self._attend_to_latents if self._is_cheaper_on_latents(x_BSE.shape[1], mask) else self._attend
-        return self.o_proj(attend(q_BSHN, q_BSHR, latent_BT1L, k_BT1R, mask).flatten(-2))
+        heads = (q_BSHN, q_BSHR, latent_BT1L, k_BT1R, mask)
+        if plan is None and self._is_cheaper_on_latents(x_BSE.shape[1], mask):
+            out_BSHV = self._attend_to_latents(*heads)
+        else:
+            out_BSHV = self._attend(*heads, plan)
+        return self.o_proj(out_BSHV.flatten(-2))
 
     def _queries(self, x_BSE: Tensor) -> Tensor:
         if self.q_proj is not None:
             return self.q_proj(x_BSE)
         return self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x_BSE)))
 
-    def _attend(self, q_BSHN: Tensor, q_BSHR: Tensor, latent_BT1L: Tensor, k_BT1R: Tensor, mask: ColumnMask) -> Tensor:
+    def _attend(
+        self,
+        q_BSHN: Tensor,
+        q_BSHR: Tensor,
+        latent_BT1L: Tensor,
+        k_BT1R: Tensor,
+        mask: ColumnMask,
+        plan: ContextPlan | None,
+    ) -> Tensor:
         """[B, S, H, V], with keys and values of every head made from the latents."""
         kv_BTHD = self.kv_b_proj(latent_BT1L.squeeze(2)).unflatten(-1, (-1, self.nope_dim + self.value_dim))
         k_BTHN, v_BTHV = kv_BTHD.split([self.nope_dim, self.value_dim], dim=-1)
         k_BTHD = torch.cat([k_BTHN, k_BT1R.expand(-1, -1, k_BTHN.shape[2], -1)], dim=-1)
         q_BSHD = torch.cat([q_BSHN, q_BSHR], dim=-1)
-        out_BSHV = flashmask_attention(q_BSHD, k_BTHD, v_BTHV, mask, softmax_scale=self.softmax_scale)
-        assert isinstance(out_BSHV, Tensor)
-        return out_BSHV
+        return attend(q_BSHD, k_BTHD, v_BTHV, mask, plan, softmax_scale=self.softmax_scale)
 
     def _attend_to_latents(
         self, q_BSHN: Tensor, q_BSHR: Tensor, latent_BT1L: Tensor, k_BT1R: Tensor, mask: ColumnMask
@@ -77,8 +96,7 @@ class LatentAttention(nn.Module):
         key_HNL, value_HVL = weight_HDL.split([self.nope_dim, self.value_dim], dim=1)
         q_BSHD = torch.cat([torch.einsum("bshn,hnl->bshl", q_BSHN, key_HNL), q_BSHR], dim=-1)
         k_BT1D = torch.cat([latent_BT1L, k_BT1R], dim=-1)
-        out_BSHL = flashmask_attention(q_BSHD, k_BT1D, latent_BT1L, mask, softmax_scale=self.softmax_scale)
-        assert isinstance(out_BSHL, Tensor)
+        out_BSHL = attend(q_BSHD, k_BT1D, latent_BT1L, mask, None, softmax_scale=self.softmax_scale)
         return torch.einsum("bshl,hvl->bshv", out_BSHL, value_HVL)
 
     def _is_cheaper_on_latents(self, num_new: int, mask: ColumnMask) -> bool:

@@ -8,7 +8,8 @@ Legend: B batch, L rows of this rank, Hq/Hk query and key heads, D and Dv head d
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -22,8 +23,15 @@ from oarlock.attention.context_parallel.transport import Group, KeySender
 from oarlock.attention.masks import ColumnMask
 from oarlock.attention.request import Options
 
+Function = TypeVar("Function", bound=Callable[..., Any])
 
-@torch.compiler.disable
+
+def _never_compiled(function: Function) -> Function:
+    """Plans and collectives stay outside of compiled graphs."""
+    return torch.compiler.disable(function)  # type: ignore[return-value]
+
+
+@_never_compiled
 def attend_context_parallel(
     query: Tensor,
     key: Tensor,
