@@ -1,15 +1,44 @@
-import pytest
+from collections.abc import Iterator
 
+import pytest
+import torch
+
+from attention.kernel import Kernel, refusal
 from oarlock.attention.request import OP
 from oarlock.providers import providers
 
-# The fused backend has no float64, in which the shared tests compare; test_fused.py does the same for it.
-CPU_BACKENDS = [p.name for p in providers(OP) if p.name not in ("reference", "decode", "fused")]
+# The shared tests compare in float64; those of a kernel in the most exact dtype that it takes.
+DTYPES = {"backend": [torch.float64], "kernel": [torch.float64, torch.float32]}
 
 
-@pytest.fixture(params=["reference", *CPU_BACKENDS])
-def backend(request, device):
-    """Every backend for any number of rows."""
-    if request.param != "reference" and device.type != "cpu":
-        pytest.skip(f"the {request.param} backend runs on the CPU")
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Each test that asks for a backend runs for all that apply on the device."""
+    device = torch.device(metafunc.config.getoption("--device"))
+    for fixture, dtypes in DTYPES.items():
+        if fixture in metafunc.fixturenames:
+            names = [p.name for p in providers(OP) if any(_takes(p.name, device, dtype) for dtype in dtypes)]
+            if fixture == "backend":
+                names = [name for name in names if name != "decode"]
+            metafunc.parametrize(fixture, names, indirect=True)
+
+
+def _takes(name: str, device: torch.device, dtype: torch.dtype) -> bool:
+    return refusal(name, device, dtype, is_decoding=True) is None
+
+
+@pytest.fixture
+def backend(request: pytest.FixtureRequest) -> str:
+    """Every backend for any number of rows that has float64."""
     return request.param
+
+
+@pytest.fixture
+def kernel(request: pytest.FixtureRequest, device: torch.device) -> Iterator[Kernel]:
+    """Every backend; tensors are made on its device."""
+    dtype = next(dtype for dtype in DTYPES["kernel"] if _takes(request.param, device, dtype))
+    if device.type == "cpu":
+        yield Kernel(request.param, device, dtype)
+        return
+    torch.set_default_device(device)
+    yield Kernel(request.param, device, dtype)
+    torch.set_default_device(None)

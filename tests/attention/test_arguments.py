@@ -1,12 +1,14 @@
 """Paddle's other arguments: block masks, sinks, and clear errors for what does not fit or is not there."""
 
+import inspect
 import warnings
 
 import pytest
 import torch
 
 from attention.oracle import dense_attention
-from oarlock.attention import ColumnMask, flashmask_attention, operator
+from oarlock.attention import ColumnMask, flashmask_attention, flashmask_attention_varlen, operator
+from oarlock.attention.keywords import CommonKeywords, Keywords
 from oarlock.attention.request import OP, AttentionRequest
 from oarlock.providers import explain
 
@@ -119,5 +121,39 @@ def test_arguments_that_do_not_fit(device):
     refuses(ValueError, "rng_name 'local' is unknown", q, k, v, dropout=0.5, rng_name="local")
     refuses(TypeError, "floating-point dtype, got torch.int64", *(x.detach().long() for x in (q, k, v)))
     refuses(ValueError, "one column per key, key has 8", q, k, v, mask.bounds[:, :, :7])
-    refuses(TypeError, "int32 .*row indices, got torch.float64", q, k, v, mask.bounds.double())
+    refuses(TypeError, "int32 .*row indices, got torch.float64: .*LTS", q, k, v, mask.bounds.double())
+    refuses(TypeError, "got torch.bool; a dense mask becomes one with ColumnMask.from_dense", q, k, v, mask.to_dense())
+    refuses(ValueError, r"shape \[batch, heads, seqlen_k, n\], got \[8, 2\]: .*LTS", q, k, v, mask.bounds[0, 0])
+    refuses(ValueError, "head_dim must be at least 1", *(x[..., :0] for x in (q, k, v)))
     refuses(ValueError, "left and right not negative: -1", q, k, v, window_size=-1)
+
+
+def test_the_keywords_for_type_checkers_are_those_of_the_functions():
+    for function, keywords in ((flashmask_attention, Keywords), (flashmask_attention_varlen, CommonKeywords)):
+        named = {
+            name
+            for name, parameter in inspect.signature(function).parameters.items()
+            if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+        }
+        returns = {"return_softmax_lse", "return_seed_offset"}
+        if function is flashmask_attention:
+            assert named - returns == set(keywords.__annotations__) | set(CommonKeywords.__annotations__)
+        else:
+            assert named == returns | {"causal", "window"}
+
+
+def test_another_default_device_changes_nothing():
+    """Whose tensors are on the CPU need not know of ``torch.set_default_device``."""
+    q, k, v = inputs(torch.device("cpu"), dtype=torch.float32)
+    mask = ColumnMask.causal_document([3, 5], device="cpu")
+    calls = [{"dropout": 0.3, "return_seed_offset": True}, {"backend": "aten"}, {"causal": True}, {}]
+    with torch.device("meta"):
+        for options in calls:
+            out = flashmask_attention(q, k, v, None if "causal" in options else mask, **options)
+            out = out[0] if isinstance(out, list) else out
+            out.sum().backward()
+        flashmask_attention_varlen(q[0], k[0], v[0], [0, 3, 8], [0, 4, 8], causal=True)
+        few = [x.detach()[:, :2] for x in (q, k, v)]
+        flashmask_attention(*few, ColumnMask.document([1, 1], device="cpu"))
+    assert q.grad is not None
+    assert q.grad.isfinite().all()

@@ -103,7 +103,7 @@ def attention_forward(query: Tensor, key: Tensor, value: Tensor, options: Attent
     """
     call_ = _attention_call(query, key, value, options)
     out = query.new_empty((*query.shape[:3], value.shape[3]))
-    lse = torch.empty(query.shape[0], query.shape[2], query.shape[1], dtype=torch.float32)
+    lse = torch.empty(query.shape[0], query.shape[2], query.shape[1], dtype=torch.float32, device="cpu")
     tensors = [_vectors(x) for x in (query, key, value, out)]
     call("oarlock_attention_forward", ctypes.byref(call_), *map(ctypes.byref, tensors), lse.data_ptr())
     return out, lse
@@ -134,7 +134,7 @@ def attention_backward(
         check_tensor(grad_lse, "grad_lse", dtype=torch.float32, shape=rows)
     has_rows = grad_out.numel() > 0 or query.numel() > 0
     make = torch.empty if has_rows else torch.zeros
-    dq, dk, dv = (make(x.shape, dtype=x.dtype) for x in (query, key, value))
+    dq, dk, dv = (make(x.shape, dtype=x.dtype, device=x.device) for x in (query, key, value))
     before = [_vectors(x) for x in (query, key, value, out)]
     after = [_vectors(x) for x in (dq, dk, dv)]
     incoming = _vectors(grad_out)

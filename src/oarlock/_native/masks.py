@@ -41,7 +41,7 @@ def mask_visible_per_row(bounds: Tensor, *, causal: bool, seqlen_q: int) -> Tens
         int64 [M, Sq].
     """
     mask = column_mask(bounds, causal, seqlen_q)
-    counts = torch.empty(bounds.shape[0], seqlen_q, dtype=torch.int64)
+    counts = torch.empty(bounds.shape[0], seqlen_q, dtype=torch.int64, device="cpu")
     call("oarlock_mask_visible_per_row", ctypes.byref(mask), counts.data_ptr(), torch.get_num_threads())
     return counts
 
@@ -57,7 +57,9 @@ def mask_visible_per_tile(bounds: Tensor, *, causal: bool, seqlen_q: int, block_
     mask = column_mask(bounds, causal, seqlen_q)
     if block_q < 1 or block_k < 1:
         raise ValueError(f"block_q and block_k must be positive, got {block_q} and {block_k}")
-    counts = torch.empty(bounds.shape[0], -(-seqlen_q // block_q), -(-bounds.shape[1] // block_k), dtype=torch.int64)
+    counts = torch.empty(
+        bounds.shape[0], -(-seqlen_q // block_q), -(-bounds.shape[1] // block_k), dtype=torch.int64, device="cpu"
+    )
     call(
         "oarlock_mask_visible_per_tile",
         *(ctypes.byref(mask), block_q, block_k, counts.data_ptr(), torch.get_num_threads()),
@@ -77,7 +79,7 @@ def mask_visible_per_key(
     """
     mask = column_mask(bounds, causal, seqlen_q)
     _check_rectangle(mask, rows, keys)
-    counts = torch.empty(keys[1] - keys[0], dtype=torch.int64)
+    counts = torch.empty(keys[1] - keys[0], dtype=torch.int64, device="cpu")
     call("oarlock_mask_visible_per_key", ctypes.byref(mask), index, *rows, *keys, counts.data_ptr())
     return counts
 
@@ -91,7 +93,7 @@ def mask_row_spans(bounds: Tensor, *, causal: bool, seqlen_q: int) -> tuple[Tens
         two int64 [M, Sq].
     """
     mask = column_mask(bounds, causal, seqlen_q)
-    first = torch.empty(bounds.shape[0], seqlen_q, dtype=torch.int64)
+    first = torch.empty(bounds.shape[0], seqlen_q, dtype=torch.int64, device="cpu")
     last = torch.empty_like(first)
     call(
         "oarlock_mask_row_spans",
@@ -112,6 +114,6 @@ def mask_bias(
     """
     mask = column_mask(bounds, causal, seqlen_q)
     _check_rectangle(mask, rows, keys)
-    bias = torch.empty(rows[1] - rows[0], keys[1] - keys[0], dtype=torch.float32)
+    bias = torch.empty(rows[1] - rows[0], keys[1] - keys[0], dtype=torch.float32, device="cpu")
     call("oarlock_mask_bias", ctypes.byref(mask), index, *rows, *keys, bias.data_ptr())
     return bias

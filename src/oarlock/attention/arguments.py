@@ -34,7 +34,7 @@ def check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
         batch_v, seqlen_v, num_heads_v, _ = value.shape
         if (batch, head_dim, batch_k, seqlen_k, num_heads_k) == (
             *(batch_k, head_dim_k, batch_v, seqlen_v, num_heads_v),
-        ) and (num_heads_k and num_heads % num_heads_k == 0):
+        ) and (head_dim and num_heads_k and num_heads % num_heads_k == 0):
             return
     _explain_tensors(query, key, value)
 
@@ -58,6 +58,8 @@ def _explain_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
         raise ValueError(f"key and value differ in sequence length or heads: {shapes}")
     if query.shape[3] != key.shape[3]:
         raise ValueError(f"query and key differ in head_dim: {shapes}")
+    if query.shape[3] == 0:
+        raise ValueError(f"head_dim must be at least 1: {shapes}")
     if key.shape[2] == 0 or query.shape[2] % key.shape[2]:
         raise ValueError(f"the {query.shape[2]} query heads must be a multiple of the {key.shape[2]} key heads")
 

@@ -81,7 +81,7 @@ def draw_seed_offset(rng_name: str = "") -> Tensor:
         known = ", ".join(repr(name) for name in _generators) or "none"
         raise ValueError(f"rng_name {rng_name!r} is unknown; known: {known}; add it with dropout.name_generator")
     generator = _generators[rng_name] if rng_name else None
-    return torch.randint(-(2**63), 2**63 - 1, (2,), dtype=torch.int64, generator=generator)
+    return torch.randint(-(2**63), 2**63 - 1, (2,), dtype=torch.int64, generator=generator, device="cpu")
 
 
 def pair_bits(seed: int, offset: int, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:

@@ -167,5 +167,5 @@ def flashmask_attention(
     if return_softmax_lse:
         results.append(lse)
     if return_seed_offset:
-        results.append(torch.zeros(2, dtype=torch.int64) if seed_offset is None else seed_offset)
+        results.append(torch.zeros(2, dtype=torch.int64, device="cpu") if seed_offset is None else seed_offset)
     return results if len(results) > 1 else out

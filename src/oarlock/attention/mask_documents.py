@@ -96,7 +96,9 @@ class DocumentMasks:
         upper = begin
         if causal:
             # The row that stands at the key's position when the ends of the document's rows and keys are aligned.
-            own_row = torch.arange(int(cu_k[-1])) + (cu_q[1:] - cu_k[1:]).repeat_interleave(num_keys_N)
+            own_row = torch.arange(int(cu_k[-1]), device=cu_k.device) + (cu_q[1:] - cu_k[1:]).repeat_interleave(
+                num_keys_N
+            )
             upper = torch.maximum(begin, own_row)
             if window is not None:
                 _check_window(window)
@@ -211,7 +213,7 @@ def _causal_ends(end_BS: Tensor, window: int | None) -> Tensor:
 
 
 def _cumulative(name: str, cu_seqlens: Tensor | Sequence[int]) -> Tensor:
-    cu = torch.as_tensor(cu_seqlens).long().cpu()
+    cu = torch.as_tensor(cu_seqlens, device="cpu").long()
     if cu.dim() != 1 or len(cu) == 0 or cu[0] != 0 or bool((cu.diff() < 0).any()):
         raise ValueError(f"{name} must be one row of cumulative lengths 0, ... that does not fall, got {cu.tolist()}")
     return cu

@@ -36,7 +36,10 @@ def check_bounds(bounds: Tensor, causal: bool) -> None:
     """Raises unless the tensor is int32 or int64 [batch, heads, seqlen_k, n] with an n that fits ``causal``."""
     if not isinstance(bounds, Tensor) or bounds.dtype not in (torch.int32, torch.int64):
         got = bounds.dtype if isinstance(bounds, Tensor) else type(bounds).__name__
-        raise TypeError(f"the bounds of a mask must be an int32 (or int64) tensor of row indices, got {got}")
+        hint = "; a dense mask becomes one with ColumnMask.from_dense" if got == torch.bool else ""
+        raise TypeError(
+            f"the bounds of a mask must be an int32 (or int64) tensor of row indices, got {got}{hint}: {_COLUMNS}"
+        )
     if bounds.dim() != 4:
         raise ValueError(
             f"the bounds of a mask must have shape [batch, heads, seqlen_k, n], got {list(bounds.shape)}: {_COLUMNS}"

@@ -85,7 +85,7 @@ def _bias(mask: ColumnMask, dtype: torch.dtype) -> tuple[Tensor | None, Tensor |
     if visible.all() and mask.seqlen_k >= FEW_KEYS:
         return None, None
     # The kernel takes float32 beside half dtypes, but silently misreads it beside float64.
-    bias = torch.zeros(visible.shape, dtype=torch.promote_types(dtype, torch.float32))
+    bias = torch.zeros(visible.shape, dtype=torch.promote_types(dtype, torch.float32), device=visible.device)
     bias.masked_fill_(~visible, float("-inf"))
     blind = ~visible.any(-1)
     return bias, blind if blind.any() else None
