@@ -59,6 +59,7 @@ void backward_tile(const FlashProblem& problem, const FlashItem& item, const Til
             backward_block(t, stage_keys(problem, item, space, block), classes);
         }
     }
+    t.prefetch.finish();
     alignas(64) float ones[kPanel];
     for (float& one : ones) {
         one = 1.0f;

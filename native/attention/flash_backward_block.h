@@ -11,7 +11,7 @@ namespace {
 // as [kTilePanels][kKeyBlock][kPanel].
 template <int kVectors>
 __attribute__((noinline)) void add_over_rows(int64_t num_keys, const float* a, int64_t first, int64_t last,
-                                             const float* rows, int64_t stride, float* sums) {
+                                             const float* rows, int64_t stride, float* sums, Prefetch& prefetch) {
     for (int64_t key = 0; key < num_keys; key += kRows, a += kRows * kPanel, sums += kRows * stride) {
         Sums<kVectors> c;
         load_sums(c, sums, stride);
@@ -20,7 +20,7 @@ __attribute__((noinline)) void add_over_rows(int64_t num_keys, const float* a, i
             const int64_t end = smaller(last, (panel + 1) * kPanelVectors);
             const int64_t lane = (v - panel * kPanelVectors) * kLanes;
             add_product<kVectors>(c, a + panel * kKeyBlock * kPanel + lane, kPanel, rows + v * kLanes * stride, stride,
-                                  (end - v) * kLanes);
+                                  (end - v) * kLanes, prefetch);
             v = end;
         }
         store_sums(c, sums, stride);
@@ -91,12 +91,13 @@ OARLOCK_INLINE void backward_run(BackwardTile& t, const BackwardKeys& block, con
 
 // dV or dK of a run of chunks, over the vectors [first, last) of the tile's rows.
 OARLOCK_INLINE void add_key_gradients(int64_t num_keys, const float* a, int64_t first, int64_t last, const float* rows,
-                                      int64_t channels, float* sums) {
+                                      int64_t channels, float* sums, Prefetch& prefetch) {
     const int64_t stride = row_stride(channels);
     int64_t left = padded(channels) / kLanes;
     while (left > 0) {
         const int64_t count = left == 4 ? 2 : smaller(left, kPanelVectors);
-        with_vectors(count, [&](auto n) { add_over_rows<n.value>(num_keys, a, first, last, rows, stride, sums); });
+        with_vectors(count,
+                     [&](auto n) { add_over_rows<n.value>(num_keys, a, first, last, rows, stride, sums, prefetch); });
         left -= count;
         rows += count * kLanes;
         sums += count * kLanes;
@@ -167,9 +168,9 @@ void backward_block(BackwardTile& t, const BackwardKeys& block, const BlockClass
                 }
             }
             add_key_gradients(num_keys, t.space.weights + key * kPanel, first, last, t.space.grad_rows, call.value_dim,
-                              block.value_sums + key * row_stride(call.value_dim));
+                              block.value_sums + key * row_stride(call.value_dim), t.prefetch);
             add_key_gradients(num_keys, t.space.slopes + key * kPanel, first, last, t.space.query_rows, call.head_dim,
-                              block.key_sums + key * row_stride(call.head_dim));
+                              block.key_sums + key * row_stride(call.head_dim), t.prefetch);
         }
         begin = end;
     }

@@ -249,6 +249,7 @@ void forward_tile(const FlashProblem& problem, const FlashItem& item, const Tile
             }
         }
     }
+    prefetch.finish();
     for (int64_t panel = 0; panel < num_panels; ++panel) {
         write_forward_panel(problem, tile, panel, softmax[panel], space.sums + panel * sums_size, space.rows);
     }

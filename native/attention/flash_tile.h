@@ -1,7 +1,6 @@
 // What of a tile of rows and a block of keys is visible: bits per vector of rows, for each chunk of keys.
 #pragma once
 
-#include "attention/flash_prefetch.h"
 #include "attention/flash_softmax.h"
 
 namespace oarlock {
@@ -73,6 +72,15 @@ OARLOCK_INLINE Tile next_tile(const FlashProblem& problem, const FlashItem& item
     return next;
 }
 
+OARLOCK_INLINE void add_rows(Prefetch& prefetch, const oarlock_vectors& tensor, int32_t dtype, int64_t batch,
+                             int64_t token, int64_t head, int64_t count, int64_t size) {
+    if (count > 0 && tensor.dim_stride == 1) {
+        const int64_t bytes = dtype == OARLOCK_FLOAT32 ? 4 : 2;
+        prefetch.add(tensor_row(tensor, dtype, batch, token, head).data, tensor.token_stride * bytes, size * bytes,
+                     count);
+    }
+}
+
 // Asks for the blocks of keys and values that the next tile is the first one to see.
 OARLOCK_INLINE void prefetch_keys(const FlashProblem& problem, const FlashItem& item, const Tile& tile,
                                   const Tile& next, Prefetch& prefetch) {
@@ -84,14 +92,14 @@ OARLOCK_INLINE void prefetch_keys(const FlashProblem& problem, const FlashItem& 
         }
         const int64_t key = block * kKeyBlock;
         const int64_t count = smaller(kKeyBlock, call.seqlen_k - key);
-        prefetch.add(problem.key, call.dtype, item.batch, key, item.key_head, count, call.head_dim);
-        prefetch.add(problem.value, call.dtype, item.batch, key, item.key_head, count, call.value_dim);
+        add_rows(prefetch, problem.key, call.dtype, item.batch, key, item.key_head, count, call.head_dim);
+        add_rows(prefetch, problem.value, call.dtype, item.batch, key, item.key_head, count, call.value_dim);
     }
 }
 
 OARLOCK_INLINE void prefetch_rows(const FlashProblem& problem, const oarlock_vectors& tensor, const Tile& tile,
                                   int64_t size, Prefetch& prefetch) {
-    prefetch.add(tensor, problem.call.dtype, tile.batch, tile.begin, tile.head, tile.end - tile.begin, size);
+    add_rows(prefetch, tensor, problem.call.dtype, tile.batch, tile.begin, tile.head, tile.end - tile.begin, size);
 }
 
 // Bit v of some[c]: vector v of the tile has a row that sees a key of chunk c of the block; of all[c]: all its rows see
@@ -228,9 +236,8 @@ __attribute__((noinline)) void scores(int64_t num_keys, const float* keys, int64
     for (int64_t key = 0; key < num_keys; key += kRows, keys += kRows * stride, values += kRows * kPanel) {
         Sums<kVectors> c;
         set_zero(c);
-        add_product<kVectors>(c, keys, stride, queries, kPanel, depth);
+        add_product<kVectors>(c, keys, stride, queries, kPanel, depth, prefetch);
         store_sums(c, values, kPanel);
-        prefetch.step();
         if (top == nullptr) {
             continue;
         }
@@ -262,9 +269,8 @@ __attribute__((noinline)) void add_weighted(int64_t num_keys, const float* value
                 }
             }
         }
-        add_transposed_product<kVectors>(c, values, stride, weights, kPanel, num_keys);
+        add_transposed_product<kVectors>(c, values, stride, weights, kPanel, num_keys, prefetch);
         store_sums(c, sums, kPanel);
-        prefetch.step();
     }
 }
 
