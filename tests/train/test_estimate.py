@@ -94,6 +94,13 @@ def measure(config: TrainConfig, shape: DecoderConfig) -> Measured:
     return Measured(activations, sum(t.numel() * t.element_size() for t in tensors), live.peak)
 
 
+LATENT = architecture(
+    "deepseek_v3",
+    **{"num_key_value_heads": 4, "head_dim": 0, "kv_lora_rank": 96, "q_lora_rank": 80},
+    **{"qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 24, "sparse_layers": (1, 2)},
+    **{"num_shared_experts": 1, **EXPERTS},
+)
+SINKS = architecture("gpt_oss", num_experts=8, num_experts_per_tok=2, intermediate_size=96, sliding_window=64)
 CASES = {
     "llama": (architecture("llama"), run_config()),
     "tall vocabulary": (architecture(vocab_size=12_000, num_hidden_layers=1), run_config("adamw")),
@@ -105,6 +112,10 @@ CASES = {
     "experts": (architecture("qwen3_moe", **EXPERTS), run_config("adamw")),
     "shared experts": (architecture("ernie4_5_moe", num_shared_experts=1, **EXPERTS), run_config()),
     "experts, bf16": (architecture("qwen3_moe", **EXPERTS), run_config(dtype="bf16")),
+    "latent attention": (LATENT, run_config("adamw")),
+    "latent attention, bf16": (LATENT, run_config(dtype="bf16")),
+    "sinks and clamped experts": (SINKS, run_config("adamw")),
+    "sinks and clamped experts, bf16": (SINKS, run_config(dtype="bf16")),
     "few tokens": (architecture(), run_config(sequence_length=128, batch_size=1)),
 }
 
@@ -165,6 +176,7 @@ def test_activations_are_the_storages_that_autograd_saves(family: str) -> None:
         architecture("qwen2"),
         architecture("qwen3_moe", sparse_layers=(1,), **EXPERTS),
         architecture("ernie4_5_moe", num_shared_experts=1, **EXPERTS),
+        LATENT,
     ],
     ids=lambda c: c.model_type,
 )
@@ -173,7 +185,7 @@ def test_parameters_are_those_of_the_real_model(shape: DecoderConfig) -> None:
     assert planned.total == sum(p.numel() for p in model.parameters())
     assert planned.embedding == shape.vocab_size * shape.hidden_size
     # One expert is three matrices E x F; of X experts a token uses T.
-    num_sparse = len(shape.sparse_layers or ())
+    num_sparse = len(shape.sparse_layers)
     idle = (shape.num_experts - shape.num_experts_per_tok) * 3 * shape.hidden_size * shape.moe_intermediate_size
     assert planned.active == planned.total - num_sparse * idle
 
@@ -190,6 +202,23 @@ def test_a_model_of_any_size_is_planned_without_memory() -> None:
     assert round(plan.parameters.total / 1e9) == 235
     assert round(plan.parameters.active / 1e9) == 22
     assert plan.memory.parameters == 4 * plan.parameters.total
+
+
+def test_published_models_have_their_published_sizes() -> None:
+    deepseek = DecoderConfig.from_hf(
+        {"model_type": "deepseek_v3", "vocab_size": 129_280, "hidden_size": 7168, "intermediate_size": 18_432}
+        | {"num_hidden_layers": 61, "num_attention_heads": 128}
+    )
+    counts = estimate(run_config("adamw"), deepseek).parameters
+    assert round(counts.total / 1e9) == 671
+    assert round((counts.active - counts.embedding) / 1e9) == 37  # a token reads one row of the table
+    gpt_oss = DecoderConfig.from_hf(
+        {"model_type": "gpt_oss", "vocab_size": 201_088, "hidden_size": 2880, "intermediate_size": 2880}
+        | {"num_hidden_layers": 36, "num_attention_heads": 64}
+    )
+    counts = estimate(run_config("adamw"), gpt_oss).parameters
+    assert round(counts.total / 1e9, 2) == 116.83  # the model card of gpt-oss-120b
+    assert round((counts.active - counts.embedding) / 1e9, 2) == 5.13
 
 
 def test_work_scales_with_ranks_and_micro_batches() -> None:

@@ -217,7 +217,7 @@ def _memory(config: TrainConfig, architecture: DecoderConfig, model: Decoder, *,
 
 def _outer_bytes(architecture: DecoderConfig) -> int:
     """Per token, outside the layers: input and output of the final norm, its 1/rms, the RoPE tables."""
-    return (2 * architecture.hidden_size + 1 + architecture.head_dim) * _FP32
+    return (2 * architecture.hidden_size + 1 + architecture.rope_head_dim) * _FP32
 
 
 class _LayerBytes:
@@ -225,16 +225,32 @@ class _LayerBytes:
 
     def __init__(self, architecture: DecoderConfig, index: int, half: bool) -> None:
         c = architecture
-        width, queries, keys = c.hidden_size, c.num_attention_heads, c.num_key_value_heads
-        size = _BF16 if half else _FP32
-        # A linear layer under autocast keeps its own cast of the input; in fp32 all share the norm's output.
-        shared = size * width
-        norms = 2 * (width + 1) * _FP32
-        attention = (3 if half else 1) * shared + (2 * queries + 2 * keys) * c.head_dim * size + queries * _FP32
-        if c.family.qk_norm:
-            attention += (queries + keys) * (c.head_dim * size + _FP32)
+        norms = 2 * (c.hidden_size + 1) * _FP32
+        attention = self._latent_attention(c, half) if c.family.latent_attention else self._attention(c, half)
         mlp, self.backward = self._sparse(c, half) if c.is_sparse(index) else self._dense(c, half)
         self.saved = norms + attention + mlp
+
+    @staticmethod
+    def _attention(c: DecoderConfig, half: bool) -> int:
+        size = _BF16 if half else _FP32
+        queries, keys = c.num_attention_heads, c.num_key_value_heads
+        # A linear layer under autocast keeps its own cast of the input; in fp32 all share the norm's output.
+        inputs = (3 if half else 1) * c.hidden_size
+        saved = (inputs + (2 * queries + 2 * keys) * c.head_dim) * size + queries * _FP32
+        if c.family.qk_norm:
+            saved += (queries + keys) * (c.head_dim * size + _FP32)
+        return saved
+
+    @staticmethod
+    def _latent_attention(c: DecoderConfig, half: bool) -> int:
+        size = _BF16 if half else _FP32
+        heads = c.num_attention_heads
+        inputs = (2 if half else 1) * c.hidden_size
+        # Before and after its norm; the former with the shared key, of which it is a view.
+        latents = 2 * c.kv_lora_rank + c.qk_rope_head_dim + 2 * (c.q_lora_rank or 0)
+        # Queries and keys put together, what keys and values were made as, and the output.
+        per_head = 2 * c.head_dim + (c.qk_nope_head_dim + c.v_head_dim) + c.v_head_dim
+        return (inputs + latents + heads * per_head) * size + (heads + 2) * _FP32
 
     @staticmethod
     def _dense(c: DecoderConfig, half: bool) -> tuple[int, int]:
@@ -247,7 +263,9 @@ class _LayerBytes:
         size = _BF16 if half else _FP32
         width, chosen, expert = c.hidden_size, c.num_experts_per_tok, c.moe_intermediate_size
         router = width * _FP32 + (c.num_experts + 2 * chosen + 2) * _FP32 + 3 * chosen * _INT64
-        experts = ((3 if half else 2) * width + 3 * expert) * chosen * size
+        # Under autocast gate and up each cast their input, unless they are one matrix.
+        copies = 3 if half and not c.family.clamped_experts else 2
+        experts = (copies * width + 3 * expert) * chosen * size
         fused = c.num_shared_experts * expert
         shared = (3 * fused + (2 * width if half else 0)) * size if fused else 0
         work = max(_swiglu_work(chosen * expert, half), 2 * chosen * width * _FP32)
