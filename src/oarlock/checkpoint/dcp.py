@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from oarlock.checkpoint.boxes import Box
-from oarlock.checkpoint.loading import StoredPiece, StoredTensor
+from oarlock.checkpoint.boxes import Box, explain_cover
 from oarlock.checkpoint.manifest import CheckpointError
 from oarlock.checkpoint.source import TensorSource
+from oarlock.checkpoint.stored import StoredPiece, StoredTensor
 
 METADATA = ".metadata"
 
@@ -83,6 +83,8 @@ def _tensors(path: Path, metadata: Any) -> dict[str, StoredTensor]:
             key = f"{name}@{','.join(map(str, box.offset))}"
             file.places[key] = (info.offset, info.length)
             pieces.append(StoredPiece(file, key, box))
+        if problem := explain_cover(tuple(described.size), [piece.box for piece in pieces]):
+            raise CheckpointError(f"{path / METADATA}: tensor {name!r} is not there exactly once: {problem}")
         tensors[name] = StoredTensor(described.properties.dtype, tuple(described.size), tuple(pieces))
     return tensors
 

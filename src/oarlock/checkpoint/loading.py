@@ -4,97 +4,27 @@ Each rank reads exactly the boxes that its own tensors need, straight from the f
 """
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
-from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from oarlock.checkpoint.agreement import all_or_none
-from oarlock.checkpoint.boxes import Box, explain_cover
+from oarlock.checkpoint.aoa import AOA, Program, TensorSpec
+from oarlock.checkpoint.aoa.values import State
+from oarlock.checkpoint.boxes import Box
 from oarlock.checkpoint.manifest import CheckpointError
 from oarlock.checkpoint.shards import Shard
+from oarlock.checkpoint.stored import StoredTensor
+from oarlock.checkpoint.transfers import Read, Transfer, copies, moves
 from oarlock.ranks import Ranks
 
+T = TypeVar("T")
 Strict = Literal["all", "destination", "none"]
 Verify = Literal["read", "none"]
-
-
-class PieceFile(Protocol):
-    """A file that holds pieces of tensors under names."""
-
-    path: Path
-
-    def check(self, name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
-        """Raise CheckpointError unless the file has this tensor."""
-
-    def tensor(self, name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
-        """The tensor, if possible as a view of the file."""
-        ...
-
-    def blocks_of(self, name: str, dtype: torch.dtype, shape: tuple[int, ...], box: Box) -> np.ndarray:
-        """Ascending indices of the MiB that hold a box of a tensor and what describes it; none without digests."""
-        ...
-
-    def check_blocks(self, blocks: np.ndarray) -> None:
-        """Raise CheckpointError unless these MiB have their digests."""
-
-
-@dataclass(frozen=True)
-class StoredPiece:
-    """A box of a tensor, and where it lies."""
-
-    file: PieceFile
-    name: str
-    box: Box
-
-
-@dataclass(frozen=True)
-class StoredTensor:
-    """A tensor in files."""
-
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    pieces: tuple[StoredPiece, ...]
-
-    def overlapping(self, box: Box) -> Iterable[StoredPiece]:
-        """The pieces that hold some of a box."""
-        if len(self.pieces) < 8:
-            return [piece for piece in self.pieces if piece.box.intersect(box) is not None]
-        offsets, stops = self._corners
-        hits = (offsets < np.array(box.stop)).all(axis=1) & (stops > np.array(box.offset)).all(axis=1)
-        return [self.pieces[index] for index in np.flatnonzero(hits)]
-
-    @cached_property
-    def _corners(self) -> tuple[np.ndarray, np.ndarray]:
-        """Offsets and stops of the pieces, [pieces, rank] each."""
-        offsets = np.array([piece.box.offset for piece in self.pieces])
-        return offsets, offsets + np.array([piece.box.size for piece in self.pieces])
-
-
-@dataclass(frozen=True)
-class Copy:
-    """One transfer: a box of a stored piece (counted from the piece's corner) to memory of the same shape."""
-
-    stored: StoredTensor
-    piece: StoredPiece
-    source: Box
-    target: Tensor
-
-    def run(self) -> None:
-        """Copy, converting the dtype if the target has another."""
-        self.target.copy_(self._piece_view()[self.source.slices])
-
-    def blocks(self) -> np.ndarray:
-        """The MiB of the file that are read."""
-        return self.piece.file.blocks_of(self.piece.name, self.stored.dtype, self.piece.box.size, self.source)
-
-    def _piece_view(self) -> Tensor:
-        return self.piece.file.tensor(self.piece.name, self.stored.dtype, self.piece.box.size)
 
 
 @dataclass
@@ -104,6 +34,8 @@ class LoadReport:
     loaded: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
     unexpected: list[str] = field(default_factory=list)
+    kept: list[str] = field(default_factory=list)
+    """Destinations that keep their values, because the program says so or nothing else fills them."""
     bytes_needed: int = 0
     """Bytes of the files' elements that this rank copied."""
     num_files: int = 0
@@ -111,7 +43,7 @@ class LoadReport:
 
     def __str__(self) -> str:
         parts = [f"{len(self.loaded)} tensors, {self.bytes_needed / 2**20:.1f} MiB from {self.num_files} files"]
-        for what in ("missing", "unexpected"):
+        for what in ("missing", "unexpected", "kept"):
             if names := getattr(self, what):
                 parts.append(f"{len(names)} {what}: {_some(names)}")
         return "; ".join(parts)
@@ -122,104 +54,185 @@ def load_tensors(
     stored: Mapping[str, StoredTensor],
     destinations: Mapping[str, Shard],
     *,
+    aoa: AOA | None = None,
+    slots: bool = False,
     strict: Strict = "all",
     cast: bool = False,
     verify: Verify = "read",
     ranks: Ranks,
 ) -> LoadReport:
-    """Fill `destinations` from the stored tensors of the same names; see Checkpoint.load."""
+    """Fill `destinations` from the stored tensors; see TensorSource.load."""
     failure = f"loading {what} failed, nothing was changed"
-    report = LoadReport()
+    planned: list[_Plan] = []
 
-    def plan() -> tuple[list[Copy], dict[int, PieceFile]]:
-        copies = _plan(stored, destinations, report, strict, cast)
-        files = {id(copy.piece.file): copy.piece.file for copy in copies}
-        for copy in copies:
-            copy.piece.file.check(copy.piece.name, copy.stored.dtype, copy.piece.box.size)
-        report.bytes_needed = sum(copy.source.volume * copy.stored.dtype.itemsize for copy in copies)
-        report.num_files = len(files)
-        return copies, files
+    def plan() -> None:
+        own = _Plan(stored, destinations, strict, cast)
+        if aoa is None:
+            own.by_name()
+        elif slots:
+            own.by_slot(aoa)
+        else:
+            own.by_program(aoa)
+        own.finish()
+        planned.append(own)
 
-    planned: list[tuple[list[Copy], dict[int, PieceFile]]] = []
-    all_or_none(ranks, lambda: planned.append(plan()), failure)
-    copies, files = planned[0]
+    all_or_none(ranks, plan, failure)
+    own = planned[0]
     if verify == "read":
-        _verify(copies, files, ranks, failure)
+        _verify(own.reads, ranks, failure)
     with torch.no_grad():
-        for copy in copies:
-            copy.run()
-    return report
+        for transfer in own.transfers:
+            transfer.run()
+    return own.report
 
 
-def _plan(
-    stored: Mapping[str, StoredTensor],
-    destinations: Mapping[str, Shard],
-    report: LoadReport,
-    strict: Strict,
-    cast: bool,
-) -> list[Copy]:
-    copies: list[Copy] = []
-    problems: list[str] = []
-    for name, shard in destinations.items():
-        if name not in stored:
-            report.missing.append(name)
-            continue
-        source = stored[name]
-        if problem := _misfit(source, shard, cast):
-            problems.append(f"{name}: {problem}")
-            continue
-        report.loaded.append(name)
+class _Plan:
+    """The transfers of one rank, and everything that is wrong with them."""
+
+    def __init__(
+        self, stored: Mapping[str, StoredTensor], destinations: Mapping[str, Shard], strict: Strict, cast: bool
+    ) -> None:
+        self._stored = stored
+        self._destinations = destinations
+        self._strict = strict
+        self._cast = cast
+        self._problems: list[str] = []
+        self.transfers: list[Transfer] = []
+        self.reads: list[Read] = []
+        self.report = LoadReport()
+
+    def by_name(self) -> None:
+        """Every destination is the stored tensor of its name."""
+        for name, shard in self._destinations.items():
+            if name not in self._stored:
+                self.report.missing.append(name)
+                continue
+            source = self._stored[name]
+            if problem := _unfit(source, shard, self._cast) or _unusable(shard.tensor):
+                self._problems.append(f"{name}: {problem}")
+                continue
+            self.report.loaded.append(name)
+            for box, view in shard.views():
+                self.transfers += copies(source, box, view)
+        self.report.unexpected = [name for name in self._stored if name not in self._destinations]
+
+    def by_program(self, aoa: AOA, prefix: str = "", state: State = "param") -> Program:
+        """Every destination of a prefix is what the program says of the rest of its name."""
+        stored, destinations = _below(prefix, self._stored), _below(prefix, self._destinations)
+        program = aoa.compile(
+            {name: TensorSpec(tensor.shape, tensor.dtype) for name, tensor in stored.items()},
+            {name: TensorSpec(shard.shape, shard.dtype) for name, shard in destinations.items()},
+            cast=self._cast or state != "param",
+            missing="keep" if self._strict == "none" else "error",
+        )
+        self.report.kept += [prefix + name for name in destinations if program.kept(name)]
+        self.report.unexpected += [prefix + name for name in stored if name in program.unread - program.dropped]
+        for name, shard in destinations.items():
+            if program.kept(name):
+                continue
+            sources = program.sources(name)
+            problem = _unusable(shard.tensor)
+            if state != "param" and not self._cast and any(stored[key].dtype != shard.dtype for key in sources):
+                found = ", ".join(str(stored[key].dtype) for key in sources)
+                problem = f"the checkpoint has {found}, the destination {shard.dtype}; pass cast=True to convert"
+            if problem:
+                self._problems.append(f"{prefix}{name}: {problem}")
+                continue
+            self.report.loaded.append(prefix + name)
+            for box, view in shard.views():
+                self.transfers += moves(program.query(name, box.offset, box.size, state), stored, view)
+        return program
+
+    def by_slot(self, aoa: AOA) -> None:
+        """Names are `slot/parameter`: every slot follows the geometry of the parameters; scalars are taken over."""
+        slots = dict.fromkeys(name.partition("/")[0] + "/" for name in (*self._stored, *self._destinations))
+        scalar = {slot for slot in slots if self._is_scalar(slot)}
+        program = None
+        for slot in slots.keys() - scalar:
+            program = self.by_program(aoa, slot, "master" if slot == "master/" else "optim")
+        for slot in scalar:
+            for name, shard in _below(slot, self._destinations).items():
+                self._take_scalar(slot, name, shard, (name,) if program is None else program.sources(name))
+
+    def _is_scalar(self, slot: str) -> bool:
+        shapes = [
+            value.shape for values in (self._stored, self._destinations) for value in _below(slot, values).values()
+        ]
+        return not any(shapes)
+
+    def _take_scalar(self, slot: str, name: str, shard: Shard, sources: Sequence[str]) -> None:
+        """The value that all sources of a parameter share, such as their step."""
+        stored = _below(slot, self._stored)
+        present = [stored[source] for source in sources if source in stored]
+        if not present:
+            self.report.missing.append(slot + name)
+            return
+        values = [read.tensor() for tensor in present for read in _whole(tensor)]
+        if any(not torch.equal(value, values[0]) for value in values):
+            told = ", ".join(f"{source}: {value.item()}" for source, value in zip(sources, values, strict=True))
+            self._problems.append(f"{slot}{name} is made of several, which differ ({told})")
+            return
+        self.report.loaded.append(slot + name)
         for box, view in shard.views():
-            copies += _copies(source, box, view)
-    report.unexpected = [name for name in stored if name not in destinations]
-    if strict != "none" and report.missing:
-        problems.append(_absent("have no source", report.missing, report.unexpected or list(stored)))
-    if strict == "all" and report.unexpected:
-        problems.append(_absent("of the checkpoint have no destination", report.unexpected, list(destinations)))
-    if problems:
-        more = f"; and {len(problems) - 8} more" if len(problems) > 8 else ""
-        raise CheckpointError("; ".join(problems[:8]) + more)
-    return copies
+            self.transfers += copies(present[0], box, view)
+
+    def finish(self) -> None:
+        """Raise CheckpointError if anything is wrong; count what will be read."""
+        report = self.report
+        if self._strict != "none" and report.missing:
+            known = report.unexpected or list(self._stored)
+            self._problems.append(_absent("have no source", report.missing, known))
+        if self._strict == "all" and report.unexpected:
+            known = list(self._destinations)
+            self._problems.append(_absent("of the checkpoint have no destination", report.unexpected, known))
+        if self._problems:
+            more = f"; and {len(self._problems) - 8} more" if len(self._problems) > 8 else ""
+            raise CheckpointError("; ".join(self._problems[:8]) + more)
+        self.reads = [read for transfer in self.transfers for read in transfer.reads]
+        for read in self.reads:
+            read.check()
+        report.bytes_needed = sum(read.box.volume * read.stored.dtype.itemsize for read in self.reads)
+        report.num_files = len({read.file.path for read in self.reads})
 
 
-def _copies(source: StoredTensor, box: Box, view: Tensor) -> Iterable[Copy]:
-    """The transfers that fill `view`, which is the box of the global tensor."""
-    pieces = source.overlapping(box) if box.volume else []
-    for piece in pieces:
-        common = piece.box.intersect(box)
-        if common is not None:
-            yield Copy(source, piece, common.within(piece.box), view[common.within(box).slices])
+def _below(prefix: str, values: Mapping[str, T]) -> dict[str, T]:
+    return {name.removeprefix(prefix): value for name, value in values.items() if name.startswith(prefix)}
 
 
-def _misfit(source: StoredTensor, shard: Shard, cast: bool) -> str | None:
-    tensor = shard.tensor
+def _whole(stored: StoredTensor) -> list[Read]:
+    return [Read(stored, piece, Box.whole(piece.box.size)) for piece in stored.pieces]
+
+
+def _unfit(source: StoredTensor, shard: Shard, cast: bool) -> str | None:
     if source.shape != shard.shape:
         return f"the checkpoint has shape {list(source.shape)}, the destination {list(shard.shape)}"
-    if source.dtype != tensor.dtype and not cast:
-        return f"the checkpoint has {source.dtype}, the destination {tensor.dtype}; pass cast=True to convert"
+    if source.dtype != shard.dtype and not cast:
+        return f"the checkpoint has {source.dtype}, the destination {shard.dtype}; pass cast=True to convert"
+    return None
+
+
+def _unusable(tensor: Tensor) -> str | None:
     if tensor.device.type == "meta":
         return "the destination is a meta tensor without memory; materialize it first (to_empty)"
     if any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)):
         return f"the destination is expanded (strides {list(tensor.stride())}), so its elements share memory"
-    if explain_cover(source.shape, [piece.box for piece in source.pieces]):
-        return "the checkpoint holds it only in part"
     return None
 
 
-def _verify(copies: Iterable[Copy], files: Mapping[int, PieceFile], ranks: Ranks, failure: str) -> None:
+def _verify(reads: Iterable[Read], ranks: Ranks, failure: str) -> None:
     """Check every MiB that some rank reads, each by one of the ranks that do."""
-    needed: dict[int, list[np.ndarray]] = {}
-    for copy in copies:
-        needed.setdefault(id(copy.piece.file), []).append(copy.blocks())
-    own = {files[key].path.name: np.unique(np.concatenate(parts)) for key, parts in needed.items()}
+    files = {str(read.file.path): read.file for read in reads}
+    needed: dict[str, list[np.ndarray]] = {path: [] for path in files}
+    for read in reads:
+        needed[str(read.file.path)].append(read.blocks())
+    own = {path: np.unique(np.concatenate(parts)) for path, parts in needed.items()}
     if ranks.size > 1:
-        told = ranks.gather({name: _pack(blocks) for name, blocks in own.items()})
-        own = {name: _share(name, blocks, told, ranks.rank) for name, blocks in own.items()}
-    by_name = {file.path.name: file for file in files.values()}
+        told = ranks.gather({path: _pack(blocks) for path, blocks in own.items()})
+        own = {path: _share(path, blocks, told, ranks.rank) for path, blocks in own.items()}
 
     def check() -> None:
-        for name, blocks in own.items():
-            by_name[name].check_blocks(blocks)
+        for path, blocks in own.items():
+            files[path].check_blocks(blocks)
 
     all_or_none(ranks, check, failure)
 

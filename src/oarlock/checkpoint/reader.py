@@ -3,7 +3,7 @@
 import difflib
 import json
 import warnings
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
@@ -13,12 +13,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from oarlock.checkpoint.aoa import AOA
 from oarlock.checkpoint.directory import list_checkpoints
-from oarlock.checkpoint.loading import LoadReport, StoredPiece, StoredTensor, Strict, Verify
+from oarlock.checkpoint.loading import LoadReport, Strict, Verify
 from oarlock.checkpoint.manifest import ADVICE, CheckpointError, Manifest, TensorEntry, piece_name, read_manifest
 from oarlock.checkpoint.mapped_file import MappedFile
 from oarlock.checkpoint.shards import Shard
 from oarlock.checkpoint.source import TensorSource
+from oarlock.checkpoint.stored import StoredPiece, StoredTensor
 from oarlock.checkpoint.tensor_file import dtype_of
 from oarlock.digest import file_digest
 
@@ -94,13 +96,15 @@ class Checkpoint:
         group: str,
         destinations: Mapping[str, Tensor | Shard],
         *,
+        aoa: AOA | str | Sequence[str] | None = None,
+        slots: bool = False,
         strict: Strict = "all",
         cast: bool = False,
         process_group: dist.ProcessGroup | None = None,
     ) -> LoadReport:
         """Fill tensors that exist from a group of the shared `tensors`; see TensorSource.load."""
         options: dict[str, Any] = {"strict": strict, "cast": cast, "process_group": process_group}
-        return self.source(group).load(destinations, **options)
+        return self.source(group).load(destinations, aoa=aoa, slots=slots, **options)
 
     def rank_state(self, rank: int) -> Any:
         """The `rank_state` that a rank saved, None if it saved none."""

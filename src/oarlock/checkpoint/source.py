@@ -1,15 +1,17 @@
 """Stored tensors by name, whatever the format: a checkpoint, a Hugging Face folder, a directory of torch DCP."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from oarlock.checkpoint.loading import LoadReport, StoredTensor, Strict, Verify, load_tensors
+from oarlock.checkpoint.aoa import AOA
+from oarlock.checkpoint.loading import LoadReport, Strict, Verify, load_tensors
 from oarlock.checkpoint.manifest import CheckpointError
 from oarlock.checkpoint.shards import Shard, shard_of
+from oarlock.checkpoint.stored import StoredTensor
 from oarlock.ranks import Ranks
 
 
@@ -52,6 +54,8 @@ class TensorSource:
         self,
         destinations: Mapping[str, Tensor | Shard],
         *,
+        aoa: AOA | str | Sequence[str] | None = None,
+        slots: bool = False,
         strict: Strict = "all",
         cast: bool = False,
         process_group: dist.ProcessGroup | None = None,
@@ -63,6 +67,11 @@ class TensorSource:
 
         Args:
             destinations: name -> tensor, DTensor or :class:`Shard`, any strides and device, written in place.
+            aoa: how the destinations are made of what is stored, in the AOA language (docs/aoa.md); None = each is the
+                stored tensor of its name.
+            slots: the names are `slot/parameter`, as optimizer_tensors gives them: `aoa` speaks of the parameters, and
+                every slot follows their geometry but not their casts. A scalar that is made of several must be the
+                same in all of them.
             strict: "all" = the names must be the same on both sides; "destination" = every destination needs a source,
                 others that are stored are only reported; "none" = names without a partner are only reported.
             cast: convert where the dtypes differ, instead of refusing.
@@ -72,9 +81,17 @@ class TensorSource:
             What was loaded, missing and unexpected.
 
         Raises:
-            CheckpointError: names, shapes or dtypes do not fit, or a file is damaged; nothing was changed.
+            CheckpointError: names, shapes or dtypes do not fit, or a file is damaged; AOAError: the program does not
+                fit. Nothing was changed.
         """
         shards = {name: shard_of(value) for name, value in destinations.items()}
+        program = aoa if aoa is None or isinstance(aoa, AOA) else AOA(aoa)
         return load_tensors(
-            self.label, self.tensors, shards, strict=strict, cast=cast, verify=self.verify, ranks=Ranks(process_group)
+            *(self.label, self.tensors, shards),
+            aoa=program,
+            slots=slots,
+            strict=strict,
+            cast=cast,
+            verify=self.verify,
+            ranks=Ranks(process_group),
         )

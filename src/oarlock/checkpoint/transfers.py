@@ -1,0 +1,168 @@
+"""Transfers: the steps that fill a tensor from files, each from one piece straight into its memory.
+
+Where a program in the AOA language stands between the two, a transfer moves the elements of one affine block: a
+transposition, an interleaving, a cast happen on the way, without a temporary copy. Only tensors that are computed from
+others (dequantised ones) pass through memory of their own, one block at a time.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from oarlock.checkpoint.aoa import Block, Computed, Constant
+from oarlock.checkpoint.aoa.cutting import restrict
+from oarlock.checkpoint.boxes import Box
+from oarlock.checkpoint.stored import PieceFile, StoredPiece, StoredTensor
+
+
+@dataclass(frozen=True)
+class Read:
+    """A box of a stored piece (counted from the piece's corner) that a transfer reads."""
+
+    stored: StoredTensor
+    piece: StoredPiece
+    box: Box
+
+    @property
+    def file(self) -> PieceFile:
+        """Where it lies."""
+        return self.piece.file
+
+    def check(self) -> None:
+        """Raise CheckpointError unless the file holds the piece."""
+        self.file.check(self.piece.name, self.stored.dtype, self.piece.box.size)
+
+    def tensor(self) -> Tensor:
+        """The whole piece, if possible as a view of the file."""
+        return self.file.tensor(self.piece.name, self.stored.dtype, self.piece.box.size)
+
+    def blocks(self) -> np.ndarray:
+        """The MiB of the file that are read."""
+        return self.file.blocks_of(self.piece.name, self.stored.dtype, self.piece.box.size, self.box)
+
+
+class Transfer(Protocol):
+    """One step of a load."""
+
+    @property
+    def reads(self) -> Sequence[Read]:
+        """What it reads."""
+        ...
+
+    def run(self) -> None:
+        """Write the elements."""
+
+
+@dataclass(frozen=True)
+class Copy:
+    """A box of a piece to memory of the same shape, converting the dtype if the target has another."""
+
+    read: Read
+    target: Tensor
+
+    @property
+    def reads(self) -> Sequence[Read]:
+        """What it reads."""
+        return (self.read,)
+
+    def run(self) -> None:
+        """Write the elements."""
+        self.target.copy_(self.read.tensor()[self.read.box.slices])
+
+
+@dataclass(frozen=True)
+class Move:
+    """The elements of an affine block that lie in one piece, or a constant."""
+
+    block: Block
+    target: Tensor
+    read: Read | None
+
+    @property
+    def reads(self) -> Sequence[Read]:
+        """What it reads."""
+        return () if self.read is None else (self.read,)
+
+    def run(self) -> None:
+        """Write the elements."""
+        if self.read is None:
+            self.block.copy(self.target, self.target)
+        else:
+            self.block.copy(self.read.tensor(), self.target, origin=self.read.piece.box.offset)
+
+
+@dataclass(frozen=True)
+class Compute:
+    """A block of a computed tensor: the boxes of its inputs are read, the hull is computed, the block moved."""
+
+    block: Block
+    source: Computed
+    stored: Mapping[str, StoredTensor]
+    target: Tensor
+
+    @property
+    def reads(self) -> Sequence[Read]:
+        """What it reads."""
+        return [read for _, transfers in self._inputs("meta") for transfer in transfers for read in transfer.reads]
+
+    def run(self) -> None:
+        """Write the elements."""
+        values = []
+        for tensor, transfers in self._inputs("cpu"):
+            for transfer in transfers:
+                transfer.run()
+            values.append(tensor)
+        self.block.copy(self.source.compute(*values), self.target, origin=self._hull[0])
+
+    @property
+    def _hull(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        return self.source.hull(*self.block.source_box())
+
+    def _inputs(self, device: str) -> Iterator[tuple[Tensor, list[Transfer]]]:
+        """Memory for the boxes of the inputs, each with what fills it."""
+        for relation, (offset, size) in zip(self.source.inputs, self.source.input_boxes(self._hull), strict=True):
+            tensor = torch.empty(size, dtype=relation.dtype, device=device)
+            yield tensor, list(moves(relation.query(offset, size), self.stored, tensor))
+
+
+def copies(stored: StoredTensor, box: Box, target: Tensor) -> Iterator[Transfer]:
+    """The transfers that fill `target` with a box of a stored tensor."""
+    for piece in stored.overlapping(box) if box.volume else ():
+        common = piece.box.intersect(box)
+        assert common is not None
+        yield Copy(Read(stored, piece, common.within(piece.box)), target[common.within(box).slices])
+
+
+def moves(blocks: Iterable[Block], stored: Mapping[str, StoredTensor], target: Tensor) -> Iterator[Transfer]:
+    """The transfers that fill `target` with the blocks of a query."""
+    for block in blocks:
+        if isinstance(block.source, Constant):
+            yield Move(block, target, None)
+        elif isinstance(block.source, Computed):
+            yield Compute(block, block.source, stored, target)
+        else:
+            source = stored[block.source]
+            for piece in source.overlapping(Box(*block.source_box())):
+                for part in _within(block, piece.box):
+                    read = Read(source, piece, Box(*part.source_box()).within(piece.box))
+                    yield Move(part, target, read)
+
+
+def _within(block: Block, box: Box) -> list[Block]:
+    """The elements of a block whose source lies in a box."""
+    reach = Box(*block.source_box())
+    if reach.intersect(box) == reach:
+        return [block]
+    parts = [block.with_ops(()).swapped("")]  # its source side as the destination, which can be cut
+    for dim, (start, stop) in enumerate(zip(box.offset, box.stop, strict=True)):
+        parts = [cut for part in parts for cut in restrict(part, dim, start, stop)]
+    return [_swapped_back(part, block) for part in parts]
+
+
+def _swapped_back(part: Block, block: Block) -> Block:
+    assert isinstance(block.source, str)
+    return part.swapped(block.source).with_ops(block.ops)
