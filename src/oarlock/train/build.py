@@ -7,6 +7,7 @@ import torch
 
 from oarlock import models
 from oarlock.models import Decoder, DecoderConfig
+from oarlock.models.families import Family
 from oarlock.train.config import DataConfig, ModelConfig, TrainConfig
 from oarlock.train.data import PreparedData, prepare
 
@@ -103,14 +104,37 @@ def _hugging_face_fields(model: ModelConfig, vocab_size: int, sequence_length: i
     }
     if model.sliding_window:
         fields |= {"use_sliding_window": True, "sliding_window": model.sliding_window, "max_window_layers": 0}
-    is_moe = model.family.endswith("_moe")
-    if is_moe != (model.num_experts > 0):
-        problem = "needs model.num_experts > 0" if is_moe else "has no experts: set model.num_experts = 0"
-        raise ValueError(f"model.family = {model.family!r} {problem}")
-    if is_moe:
-        names = (
-            ("moe_num_experts", "moe_k") if model.family == "ernie4_5_moe" else ("num_experts", "num_experts_per_tok")
-        )
-        fields |= dict(zip(names, (model.num_experts, model.num_experts_per_tok), strict=True))
-        fields["moe_intermediate_size"] = model.moe_intermediate_size
+    kind = models.FAMILIES[model.family]
+    if kind.latent_attention:
+        fields |= {
+            "num_key_value_heads": model.num_attention_heads,
+            "kv_lora_rank": model.kv_lora_rank,
+            "q_lora_rank": model.q_lora_rank or None,
+            "qk_nope_head_dim": model.head_dim,
+            "qk_rope_head_dim": model.qk_rope_head_dim,
+            "v_head_dim": model.head_dim,
+        }
+    if kind.windows == "alternating":
+        fields |= {"rope_scaling": {"rope_type": "default"}}  # not the stretched one of the published models
+    if kind.scoring is not None:
+        fields |= _expert_fields(model, kind)
+    elif model.num_experts:
+        raise ValueError(f"model.family = {model.family!r} has no experts: set model.num_experts = 0")
+    return fields
+
+
+def _expert_fields(model: ModelConfig, kind: Family) -> dict[str, int | bool]:
+    """As the family spells them; the sigmoid families begin with a dense layer, as DeepSeek's models do."""
+    values = {
+        "num_experts": model.num_experts or 8,
+        "num_experts_per_tok": model.num_experts_per_tok,
+        "num_shared_experts": model.num_shared_experts,
+        "moe_intermediate_size": model.moe_intermediate_size,
+    }
+    fields = {
+        kind.spelling.get(name, (name,))[0]: value for name, value in values.items() if name in kind.sparse_fields
+    }
+    if kind.scoring == "sigmoid":
+        dense = min(1, model.num_hidden_layers - 1)
+        fields |= {"norm_topk_prob": True, "n_group": 1, "topk_group": 1, "first_k_dense_replace": dense}
     return fields

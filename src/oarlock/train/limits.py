@@ -47,6 +47,8 @@ _LIMITS: dict[str, Limit] = {
             "model.intermediate_size",
             "model.num_hidden_layers",
             "model.num_attention_heads",
+            "model.kv_lora_rank",
+            "model.qk_rope_head_dim",
             "model.num_experts_per_tok",
             "model.moe_intermediate_size",
             "data.vocab_size",
