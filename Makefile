@@ -6,7 +6,7 @@ export OMP_WAIT_POLICY ?= passive
 export PYTHONNOUSERSITE := 1
 unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
 
-.PHONY: run test test-slow test-network test-large gpu-check lint types layers docs wheel setup setup-dev clean
+.PHONY: run test test-slow test-network test-large gpu-check check format lint types layers docs wheel setup setup-dev clean
 
 run: setup
 	$(PY) -m oarlock train configs/shakespeare.toml --resume auto
@@ -26,6 +26,12 @@ test-large: setup-dev
 
 gpu-check: setup-dev
 	$(PY) -m pytest -m "gpu or not (slow or network or large)" --device cuda tests/attention tests/models tests/ops $(ARGS)
+
+# All that needs no run of the code, in seconds: for every commit.
+check: lint types layers
+
+format: setup-dev
+	$(PY) -m ruff check --fix . && $(PY) -m ruff format .
 
 lint: setup-dev
 	$(PY) -m ruff check . && $(PY) -m ruff format --check .
