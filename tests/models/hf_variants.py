@@ -93,6 +93,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         {**ERNIE_MOE, "moe_layer_interval": 2, "moe_layer_start_index": 0, "moe_num_shared_experts": 0},
     ),
     "dots1": ("dots1", {**DOTS1, "norm_topk_prob": True, "routed_scaling_factor": 2.5}),
+    "dots1-groups": ("dots1", {**DOTS1, "n_routed_experts": 6, "n_group": 3, "topk_group": 2}),
     "deepseek_v3": ("deepseek_v3", DEEPSEEK_V3),
     "deepseek_v3-yarn-biased": (
         "deepseek_v3",

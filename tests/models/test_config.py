@@ -200,3 +200,55 @@ def test_windows_of_gpt_oss_take_turns():
     full = DecoderConfig(model_type="gpt_oss", **sizes, **OWN_EXPERTS)
     assert full.windows == ()
     assert full == DecoderConfig.from_hf(full.to_hf())
+
+
+def test_the_published_deepseek_v3_is_read_without_a_warning():
+    fields = {
+        **{"architectures": ["DeepseekV3ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0},
+        **{"auto_map": {}, "aux_loss_alpha": 0.001, "bos_token_id": 0, "eos_token_id": 1, "ep_size": 1},
+        **{"first_k_dense_replace": 3, "hidden_act": "silu", "hidden_size": 7168, "initializer_range": 0.02},
+        **{"intermediate_size": 18432, "kv_lora_rank": 512, "max_position_embeddings": 163840},
+        **{"model_type": "deepseek_v3", "moe_intermediate_size": 2048, "moe_layer_freq": 1, "n_group": 8},
+        **{"n_routed_experts": 256, "n_shared_experts": 1, "norm_topk_prob": True, "num_attention_heads": 128},
+        **{"num_experts_per_tok": 8, "num_hidden_layers": 61, "num_key_value_heads": 128},
+        **{"num_nextn_predict_layers": 1, "pretraining_tp": 1, "q_lora_rank": 1536, "qk_nope_head_dim": 128},
+        **{"qk_rope_head_dim": 64, "rms_norm_eps": 1e-06, "rope_theta": 10000, "routed_scaling_factor": 2.5},
+        **{"scoring_func": "sigmoid", "seq_aux": True, "tie_word_embeddings": False, "topk_group": 4},
+        **{"topk_method": "noaux_tc", "torch_dtype": "bfloat16", "use_cache": True, "v_head_dim": 128},
+        "rope_scaling": {
+            **{"beta_fast": 32, "beta_slow": 1, "factor": 40, "mscale": 1.0, "mscale_all_dim": 1.0},
+            **{"original_max_position_embeddings": 4096, "type": "yarn"},
+        },
+        **{"transformers_version": "4.33.1", "vocab_size": 129280},
+    }
+    config = DecoderConfig.from_hf(fields)
+    assert config.sparse_layers == tuple(range(3, 61))
+    assert (config.head_dim, config.rope_head_dim, config.value_head_dim) == (192, 64, 128)
+    assert config == DecoderConfig.from_hf(config.to_hf())
+
+
+def test_the_published_gpt_oss_is_read_without_a_warning():
+    fields = {
+        **{"architectures": ["GptOssForCausalLM"], "attention_bias": True, "attention_dropout": 0.0},
+        **{"eos_token_id": 200002, "experts_per_token": 4, "head_dim": 64, "hidden_act": "silu", "hidden_size": 2880},
+        **{"initial_context_length": 4096, "initializer_range": 0.02, "intermediate_size": 2880},
+        **{"layer_types": ["sliding_attention", "full_attention"] * 12, "max_position_embeddings": 131072},
+        **{"model_type": "gpt_oss", "num_attention_heads": 64, "num_experts_per_tok": 4, "num_hidden_layers": 24},
+        **{"num_key_value_heads": 8, "num_local_experts": 32, "output_router_logits": False, "pad_token_id": 199999},
+        **{"rms_norm_eps": 1e-05, "rope_theta": 150000, "router_aux_loss_coef": 0.9, "sliding_window": 128},
+        "rope_scaling": {
+            **{"beta_fast": 32.0, "beta_slow": 1.0, "factor": 32.0, "original_max_position_embeddings": 4096},
+            **{"rope_type": "yarn", "truncate": False},
+        },
+        **{"swiglu_limit": 7.0, "tie_word_embeddings": False, "transformers_version": "4.55.0.dev0"},
+        **{"use_cache": True, "vocab_size": 201088},
+    }
+    config = DecoderConfig.from_hf(fields)
+    shorter = {name: fields[name] for name in ("model_type", "hidden_size", "intermediate_size", "vocab_size")}
+    shorter |= {
+        "num_hidden_layers": 24,
+        "num_attention_heads": 64,
+        "num_local_experts": 32,
+        "router_aux_loss_coef": 0.9,
+    }
+    assert config == DecoderConfig.from_hf(shorter | {"eos_token_id": 200002, "pad_token_id": 199999})

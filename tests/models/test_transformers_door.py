@@ -35,6 +35,14 @@ CONFIGS = {
             "head_dim": 8,
         },
     ),
+    "deepseek_v3 with latents": (
+        "DeepseekV3Config",
+        {
+            **{"kv_lora_rank": 16, "q_lora_rank": 12, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 6},
+            **{"num_key_value_heads": 4, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1},
+            **{"topk_group": 1, "first_k_dense_replace": 2, "moe_intermediate_size": 16},
+        },
+    ),
     "gpt-oss with sinks": (
         "GptOssConfig",
         {"num_local_experts": 2, "num_experts_per_tok": 1, "head_dim": 8, "sliding_window": 6},

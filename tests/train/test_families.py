@@ -12,9 +12,10 @@ import torch
 from oarlock import models
 from oarlock.generate import generate
 from oarlock.train.build import decoder_config
-from oarlock.train.config import ModelConfig, load_config
+from oarlock.train.config import ModelConfig, OptimizerConfig, load_config
 from oarlock.train.loop import train
 from oarlock.train.metrics import read_metrics
+from oarlock.train.optim import build_optimizers
 
 
 def test_the_trainer_offers_every_family() -> None:
@@ -60,3 +61,14 @@ def test_three_steps(family: str, tiny: Callable[..., Path]) -> None:
     model = models.load(run / "hf")
     assert model.config.model_type == family
     assert [len(tokens) for tokens in generate(model, [[5, 6]], max_new_tokens=4)] == [4]
+
+
+def test_biases_of_experts_are_no_matrices() -> None:
+    """They stand in one tensor [experts, width], but do not decay and do not go to Muon."""
+    config = decoder_config(ModelConfig(family="gpt_oss"), 100, 64)
+    model = models.Decoder(config)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    groups = build_optimizers(model, OptimizerConfig(name="muon"))["muon"].param_groups
+    in_muon = [names[id(parameter)] for group in groups for parameter in group["params"]]
+    assert "layers.0.mlp.experts.gate_up_proj" in in_muon
+    assert not [name for name in in_muon if name.endswith(("bias", "sinks"))]
