@@ -28,6 +28,11 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     )
     parser.add_argument("config", type=Path, help="TOML file, for example configs/shakespeare.toml")
     parser.add_argument(
+        "--task",
+        metavar="pretrain|sft|dpo",
+        help="what is learned, the same as --train.task: documents, conversations or preferences",
+    )
+    parser.add_argument(
         "--resume",
         default="never",
         metavar="auto|never|PATH",
@@ -41,7 +46,8 @@ def run(args: argparse.Namespace) -> int:
     """Train as configured; the first rank prints the resolved configuration once it fits, and a sample at the end."""
     from oarlock.train.config import load_config, print_options
 
-    config = load_config(args.config, args.overrides)
+    task = [] if args.task is None else ["--train.task", args.task]
+    config = load_config(args.config, [*task, *args.overrides])
     if args.options:
         print_options(config)
         return 0

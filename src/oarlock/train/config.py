@@ -25,6 +25,7 @@ _PATHS = (
     "data.corpus",
     "data.validation",
     "data.tokenizer",
+    "data.chat_template",
     "data.cache",
     "train.out",
 )
@@ -93,6 +94,8 @@ class DataConfig(CorpusConfig):
 
     sequence_length: int = 2048
     """Tokens S per sequence; documents are packed into sequences and never see each other."""
+    chat_template: str = ""
+    """sft and dpo: Jinja file in place of the model's own chat template."""
     cache: str = ".cache/oarlock"
     """Folder of tokenised corpora, keyed by content."""
 
@@ -139,8 +142,8 @@ class ScheduleConfig:
 class TrainSection:
     """The loop."""
 
-    task: Literal["pretrain"] = "pretrain"
-    """What is learned: pretrain (all text of documents)."""
+    task: Literal["pretrain", "sft"] = "pretrain"
+    """What is learned: pretrain (all text of documents), sft (the assistant's answers in conversations)."""
     out: str = "runs/default"
     """Folder of the run: config.toml, metrics.jsonl, checkpoints, hf, report.html, tb."""
     steps: int = 0

@@ -8,14 +8,12 @@
 
 import hashlib
 import json
-import shutil
-import tempfile
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from oarlock.digest import file_digest
+from oarlock.train.data.cache import made_once
 from oarlock.train.data.corpus import Corpus, CorpusConfig, open_corpus
 from oarlock.train.data.token_file import TokenFile, array_paths, write_token_file
 from oarlock.train.data.tokenizer import SMALLEST_VOCABULARY, TextTokenizer, load_tokenizer, train_tokenizer
@@ -101,23 +99,11 @@ def prepare(config: CorpusConfig, cache_dir: str | Path) -> PreparedData:
         raise ValueError(f"vocab_size = {config.vocab_size}: must be at least {SMALLEST_VOCABULARY}, one for each byte")
     key = _key(corpus, config, tokenizer)
     directory = Path(cache_dir).expanduser() / key
-    if directory.exists():
-        try:
-            return PreparedData.open(directory, verify=True)
-        except (ValueError, FileNotFoundError) as error:
-            warnings.warn(f"{error}; tokenising again", stacklevel=2)
-            shutil.rmtree(directory)
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{key}-", dir=directory.parent) as temporary:
-        building = Path(temporary) / key
-        building.mkdir()
-        _build(corpus, config, tokenizer, building, key)
-        try:
-            building.rename(directory)
-        except OSError:
-            if not directory.exists():
-                raise
-    return PreparedData.open(directory)
+    return made_once(
+        directory,
+        lambda folder, verify: PreparedData.open(folder, verify=verify),
+        lambda folder: _build(corpus, config, tokenizer, folder, key),
+    )
 
 
 def _build(corpus: Corpus, config: CorpusConfig, tokenizer: TextTokenizer | None, directory: Path, key: str) -> None:

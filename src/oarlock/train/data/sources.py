@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 
 KINDS = (".txt", ".md", ".jsonl")
 COMPRESSIONS = (".gz", ".xz")
@@ -83,14 +83,41 @@ def read_documents(path: Path, separator: str = "") -> Iterator[Document]:
     """
     with _named_damage(path), _open(path) as file:
         if kind_of(path) == ".jsonl":
-            yield from _json_lines(file, path)
+            yield from _documents(file, path)
         elif separator:
             yield from _separated(file, path, re.compile(separator))
         else:
             yield Document(_decode(file.read(), path, 0), str(path))
 
 
-def _json_lines(file: IO[bytes], path: Path) -> Iterator[Document]:
+def read_records(path: Path) -> Iterator[tuple[Any, str]]:
+    """Values of a .jsonl file, one a line, each with the name of its place; blank lines are passed over.
+
+    Raises:
+        ValueError: bytes that are not UTF-8, a line that is not JSON or holds half of a surrogate pair, a damaged
+            compressed file.
+    """
+    with _named_damage(path), _open(path) as file:
+        for record, where in _json_lines(file, path):
+            _check_pairs(json.dumps(record, ensure_ascii=False), where)
+            yield record, where
+
+
+def _documents(file: IO[bytes], path: Path) -> Iterator[Document]:
+    for record, where in _json_lines(file, path):
+        if not isinstance(record, dict) or not isinstance(record.get("text"), str):
+            found = f"fields {', '.join(record) or 'none'}" if isinstance(record, dict) else type(record).__name__
+            raise ValueError(f'{where}: expected an object with a string field "text", got {found}')
+        _check_pairs(record["text"], where)
+        yield Document(record["text"], where)
+
+
+def _check_pairs(text: str, where: str) -> None:
+    if re.search("[\ud800-\udfff]", text):
+        raise ValueError(f"{where}: text holds half of a surrogate pair (\\ud800-\\udfff), which is no character")
+
+
+def _json_lines(file: IO[bytes], path: Path) -> Iterator[tuple[Any, str]]:
     offset = 0
     for number, line in enumerate(file, start=1):
         text = _decode(line, path, offset)
@@ -102,12 +129,7 @@ def _json_lines(file: IO[bytes], path: Path) -> Iterator[Document]:
             record = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise ValueError(f"{where}: not JSON: {error}") from None
-        if not isinstance(record, dict) or not isinstance(record.get("text"), str):
-            found = f"fields {', '.join(record) or 'none'}" if isinstance(record, dict) else type(record).__name__
-            raise ValueError(f'{where}: expected an object with a string field "text", got {found}')
-        if re.search("[\ud800-\udfff]", record["text"]):
-            raise ValueError(f"{where}: text holds half of a surrogate pair (\\ud800-\\udfff), which is no character")
-        yield Document(record["text"], where)
+        yield record, where
 
 
 def _separated(file: IO[bytes], path: Path, separator: re.Pattern[str]) -> Iterator[Document]:

@@ -1,7 +1,7 @@
 """A deterministic held-out share of any documents, chosen by their content so that copies stay on one side."""
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 
 from oarlock.train.data.sources import Document
@@ -19,8 +19,7 @@ class ContentSplit:
     """
 
     def __init__(self, documents: Callable[[], Iterator[Document]], share: float, name: str):
-        if not 0 < share < 1:
-            raise ValueError(f"validation_share = {share}: must lie between 0 and 1, both excluded")
+        check_share(share)
         self._documents = documents
         self._share = share
         self._name = name
@@ -36,13 +35,7 @@ class ContentSplit:
     @cached_property
     def _bound(self) -> int | None:
         """Documents hashing below it are held out; None if all texts are the same. One streaming pass."""
-        smallest, largest = 2**64, -1
-        for document in self._documents():
-            value = content_hash(document.text)
-            smallest, largest = min(smallest, value), max(largest, value)
-        if smallest == largest:
-            return None
-        return min(max(int(self._share * 2**64), smallest + 1), largest)
+        return held_out_bound((content_hash(document.text) for document in self._documents()), self._share)
 
     def _side(self, *, validation: bool) -> Iterator[Document]:
         bound = self._bound
@@ -52,6 +45,25 @@ class ContentSplit:
                 yield tail if validation else head
             elif (content_hash(document.text) < bound) == validation:
                 yield document
+
+
+def check_share(share: float) -> None:
+    """Refuse a share that leaves one side empty."""
+    if not 0 < share < 1:
+        raise ValueError(f"validation_share = {share}: must lie between 0 and 1, both excluded")
+
+
+def held_out_bound(hashes: Iterable[int], share: float) -> int | None:
+    """What hashes below it is held out: about `share` of evenly spread 64-bit hashes, at least one on each side.
+
+    None if all hashes are the same.
+    """
+    smallest, largest = 2**64, -1
+    for value in hashes:
+        smallest, largest = min(smallest, value), max(largest, value)
+    if smallest >= largest:
+        return None
+    return min(max(int(share * 2**64), smallest + 1), largest)
 
 
 def content_hash(text: str) -> int:
