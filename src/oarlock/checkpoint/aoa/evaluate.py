@@ -108,7 +108,7 @@ class Evaluation:
             tensors = self._apply_macro(tensors, len(names))
         elif len(tensors) > 1 and len(names) > 1:
             raise self._error(
-                f"{len(tensors)} tensors on the left and {len(names)} on the right: a statement joins or splits",
+                f"{len(tensors)} tensors -> {len(names)}: a statement either joins or splits",
                 statement.place,
                 hint="join them under a temporary name and split that; or use a variable such as $E instead of *",
             )
@@ -116,7 +116,7 @@ class Evaluation:
             tensors = self._checked(lambda step=step, t=tensors: step(t, outputs), attribute.place)
         if len(tensors) != len(names):
             raise self._error(
-                f"{len(tensors)} tensors on the left and {len(names)} on the right", statement.place,
+                f"the left side makes {len(tensors)}, the right side names {len(names)}", statement.place,
                 hint="axis=K joins or splits along an existing axis, stack=K along a new one",
             )  # fmt: skip
         for (name, target), tensor in zip(names, tensors, strict=True):

@@ -161,8 +161,8 @@ def chain(statement: Statement, ids: Ids) -> list[str]:
     """How a statement was expanded, for messages: `with $LAYER_ID=3: a.3, b.3 -> c.3`; empty without ids."""
     if not ids:
         return []
-    left = ", ".join(name.template.filled(ids) for operand in statement.operands for name in names_in(operand))
-    right = ", ".join(target.template.filled(ids) for target in statement.targets)
+    left = ", ".join(_spelled(name.template, ids) for operand in statement.operands for name in names_in(operand))
+    right = ", ".join(_spelled(target.template, ids) for target in statement.targets)
     values = ", ".join(f"${name}={digits}" for name, digits in ids.items())
     return [f"with {values}: {left or '_'} -> {right or '_'}"]
 
@@ -170,6 +170,13 @@ def chain(statement: Statement, ids: Ids) -> list[str]:
 def _product(values: Mapping[str, tuple[str, ...]]) -> Iterator[dict[str, str]]:
     for combination in itertools.product(*values.values()):
         yield dict(zip(values, combination, strict=True))
+
+
+def _spelled(template: Template, ids: Ids) -> str:
+    try:
+        return template.filled(ids)
+    except ValueError:  # an offset below 0: the message is about this name
+        return template.filled({})
 
 
 def _side(on_left: bool) -> str:

@@ -34,7 +34,7 @@ from oarlock.checkpoint.aoa.syntax import (
 LAYOUT = ("axis", "sizes", "stack", "permute", "rearrange", "reshape", "pad")
 VALUES = ("dtype", "src_dtype", "dst_dtype", "add", "mul", "only")
 
-_NAME = re.compile(r"(?:[\w./*@]|-(?!>)|\$\{[^}\s]*\}|\$[A-Za-z_]\w*(?:[+-][0-9]+)?)+")
+_NAME = re.compile(r"(?:[\w./*@]|-(?!>)|\$\{[^}\s]*\}|\$[A-Za-z_]\w*(?:[+-][0-9]+)?|\$)+")
 _PART = re.compile(
     r"\$\{(?P<braced>[A-Za-z_]\w*)(?P<braced_offset>[+-][0-9]+)?\}"
     r"|\$(?P<known>LAYER_ID_OFFSET|LAYER_ID|EXPERT_ID)(?P<known_offset>[+-][0-9]+)?"  # a _ may follow
@@ -188,10 +188,12 @@ class _Parser:
         own = self._macros[macro] if macro else ()
         for attribute in attributes:
             if attribute.key not in (*LAYOUT, *VALUES, *own):
-                of = f" of {macro}" if macro else " without its macro"
-                raise AOAError(
-                    f"there is no attribute {attribute.key!r}{of}", attribute.place, hint=near_miss(attribute.key, own)
+                like = [near_miss(target.place.excerpt, self._macros) for target in targets]
+                hint = near_miss(attribute.key, own) or "".join(like)  # a misspelt macro looks like a target
+                reason = (
+                    f"{attribute.key!r} is no argument of {macro}" if macro else f"{attribute.key!r} needs its macro"
                 )
+                raise AOAError(reason, attribute.place, hint=hint)
         arguments = {attribute.key: attribute.value for attribute in attributes if attribute.key in own}
         use = MacroUse(macro, arguments, place) if macro else None
         return tuple(targets), tuple(a for a in attributes if a.key not in own), use, optional

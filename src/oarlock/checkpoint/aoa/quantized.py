@@ -7,7 +7,6 @@ the hull are read, and the hull is computed. So a shard that cuts through quanti
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -122,9 +121,5 @@ def mxfp4(name: str, data: Relation, scale: Relation, dtype: torch.dtype) -> Com
 
 
 def _scale_values(scales: Tensor) -> Tensor:
-    """Scales as float32; bytes are e8m0 exponents, of which 255 is NaN."""
-    if scales.dtype == torch.uint8:
-        exponents = scales.int()
-        powers = torch.ldexp(torch.ones((), device=scales.device), exponents - 127)
-        return powers.masked_fill(exponents == 255, math.nan)
-    return scales.float()
+    """Scales as float32; bytes hold e8m0 exponents."""
+    return (scales.view(torch.float8_e8m0fnu) if scales.dtype == torch.uint8 else scales).float()
