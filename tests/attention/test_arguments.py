@@ -8,6 +8,7 @@ import torch
 
 from attention.oracle import dense_attention
 from oarlock.attention import ColumnMask, flashmask_attention, flashmask_attention_varlen, operator
+from oarlock.attention.context_parallel import plan_context_parallel
 from oarlock.attention.keywords import CommonKeywords, Keywords
 from oarlock.attention.request import OP, AttentionRequest
 from oarlock.providers import explain
@@ -120,7 +121,7 @@ def test_arguments_that_do_not_fit(device):
     refuses(ValueError, "fixed_seed_offset must be an int64", q, k, v, fixed_seed_offset=torch.zeros(2))
     refuses(ValueError, "rng_name 'local' is unknown", q, k, v, dropout=0.5, rng_name="local")
     refuses(TypeError, "floating-point dtype, got torch.int64", *(x.detach().long() for x in (q, k, v)))
-    refuses(ValueError, "one column per key, key has 8", q, k, v, mask.bounds[:, :, :7])
+    refuses(ValueError, "one column per key; query has 8 rows and key 8", q, k, v, mask.bounds[:, :, :7])
     refuses(TypeError, "int32 .*row indices, got torch.float64: .*LTS", q, k, v, mask.bounds.double())
     refuses(TypeError, "got torch.bool; a dense mask becomes one with ColumnMask.from_dense", q, k, v, mask.to_dense())
     refuses(ValueError, r"shape \[batch, heads, seqlen_k, n\], got \[8, 2\]: .*LTS", q, k, v, mask.bounds[0, 0])
@@ -146,6 +147,7 @@ def test_another_default_device_changes_nothing():
     """Whose tensors are on the CPU need not know of ``torch.set_default_device``."""
     q, k, v = inputs(torch.device("cpu"), dtype=torch.float32)
     mask = ColumnMask.causal_document([3, 5], device="cpu")
+    few, short = [x.detach()[:, :2] for x in (q, k, v)], ColumnMask.document([1, 1], device="cpu")
     calls = [{"dropout": 0.3, "return_seed_offset": True}, {"backend": "aten"}, {"causal": True}, {}]
     with torch.device("meta"):
         for options in calls:
@@ -153,7 +155,29 @@ def test_another_default_device_changes_nothing():
             out = out[0] if isinstance(out, list) else out
             out.sum().backward()
         flashmask_attention_varlen(q[0], k[0], v[0], [0, 3, 8], [0, 4, 8], causal=True)
-        few = [x.detach()[:, :2] for x in (q, k, v)]
-        flashmask_attention(*few, ColumnMask.document([1, 1], device="cpu"))
+        flashmask_attention(*few, short)
     assert q.grad is not None
     assert q.grad.isfinite().all()
+
+
+def test_a_plan_takes_the_mask_of_the_whole_sequence(device, backend):
+    """For one rank that is the attention itself; on several, test_context_parallel.py."""
+    q, k, v = inputs(device)
+    mask = ColumnMask.causal_document([3, 5], device=device)
+    plan = plan_context_parallel(mask)
+    sink = torch.randn(2, dtype=torch.float64, device=device)
+    calls = [
+        ((mask,), {"learnable_sink": sink, "return_softmax_lse": True}),
+        ((mask.bounds,), {"causal": True, "softmax_scale": 0.3}),
+        ((), {"causal": True, "window_size": 2, "return_seed_offset": True}),
+    ]
+    for given, options in calls:
+        got = flashmask_attention(q, k, v, *given, plan=plan, backend=backend, **options)
+        torch.testing.assert_close(got, flashmask_attention(q, k, v, *given, backend=backend, **options))
+    for message, options in [
+        ("plan needs the mask of the whole sequence", {}),
+        ("neither block_mask nor dropout", {"causal": True, "dropout": 0.5}),
+        ("the plan is for a whole sequence of 8", {"startend_row_indices": ColumnMask.full(4, device=device)}),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            flashmask_attention(q, k, v, plan=plan, **options)

@@ -5,11 +5,16 @@ Legend: B batch, Sq query rows, Sk keys, Hq/Hk query and key heads, Hm mask head
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
 from oarlock.attention.block_plan import BLOCK
 from oarlock.attention.masks import ColumnMask, check_bounds
+
+if TYPE_CHECKING:
+    from oarlock.attention.context_parallel import ContextPlan
 
 
 def cast_for_autocast(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -65,12 +70,20 @@ def _explain_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
 
 
 def check_mask(
-    query: Tensor, key: Tensor, given: Tensor | ColumnMask, causal: bool, window_size: object
+    query: Tensor,
+    key: Tensor,
+    given: Tensor | ColumnMask,
+    causal: bool,
+    window_size: object,
+    plan: ContextPlan | None = None,
 ) -> tuple[Tensor, bool]:
-    """The bounds of the given mask and whether it is causal; they fit the tensors."""
+    """The bounds of the given mask and whether it is causal; they fit the tensors, or the whole sequence of a plan."""
     if window_size is not None:
         raise ValueError("window_size and startend_row_indices exclude each other; put the window into the mask")
-    seqlen_q, seqlen_k, num_heads, num_heads_k = query.shape[1], key.shape[1], query.shape[2], key.shape[2]
+    seqlen_q, seqlen_k = query.shape[1], key.shape[1]
+    num_heads, num_heads_k = query.shape[2], key.shape[2]
+    if plan is not None:
+        seqlen_q = seqlen_k = plan.seqlen
     if isinstance(given, ColumnMask):
         if causal and not given.causal:
             raise ValueError("causal=True contradicts the ColumnMask, which is not causal; leave the argument out")
@@ -78,7 +91,7 @@ def check_mask(
         if (given.seqlen_q, bounds.shape[2]) != (seqlen_q, seqlen_k):
             raise ValueError(
                 f"the mask is for {given.seqlen_q} rows and {bounds.shape[2]} keys, "
-                f"query has {seqlen_q} rows and key {seqlen_k}"
+                f"{_lengths(seqlen_q, seqlen_k, plan)}"
             )
     else:
         bounds = given
@@ -86,7 +99,7 @@ def check_mask(
         if bounds.shape[2] != seqlen_k:
             raise ValueError(
                 f"startend_row_indices {list(bounds.shape)} must have shape [batch, heads, seqlen_k, n]: one column "
-                f"per key, key has {seqlen_k}"
+                f"per key; {_lengths(seqlen_q, seqlen_k, plan)}"
             )
     batch, num_mask_heads = bounds.shape[0], bounds.shape[1]
     if batch not in (1, query.shape[0]):
@@ -98,6 +111,13 @@ def check_mask(
     if bounds.device != query.device:
         raise ValueError(f"the mask is on {bounds.device}, query on {query.device}; move it once with mask.to(device)")
     return bounds, causal
+
+
+# Only for a message: a compiler that sees a length in a string fixes the length.
+def _lengths(seqlen_q: int, seqlen_k: int, plan: ContextPlan | None) -> str:
+    if plan is not None:
+        return f"the plan is for a whole sequence of {plan.seqlen}"
+    return f"query has {seqlen_q} rows and key {seqlen_k}"
 
 
 def check_window(window_size: int | tuple[int, int] | None) -> tuple[int, int] | None:
@@ -149,3 +169,16 @@ def check_dropout(dropout: float, fixed_seed_offset: Tensor | None, training: bo
             f"got {fixed_seed_offset.dtype} {list(fixed_seed_offset.shape)}"
         )
     return dropout if training else 0.0
+
+
+def check_plan(bounds: Tensor | None, causal: bool, window: object, block_mask: Tensor | None, dropout: float) -> None:
+    """Only what ranks can compute together, and a mask that was not forgotten."""
+    if block_mask is not None or dropout:
+        raise ValueError(
+            "plan takes neither block_mask nor dropout; leave them out (training=False switches dropout off)"
+        )
+    if bounds is None and not causal and window is None:
+        raise ValueError(
+            "plan needs the mask of the whole sequence, for example plan.mask; pass ColumnMask.full(plan.seqlen) if "
+            "every row sees every key"
+        )

@@ -5,7 +5,7 @@ Legend: B batch, Sq query rows, Sk keys, Hq/Hk query and key heads, Hm mask head
 
 from __future__ import annotations
 
-from typing import Literal, Unpack, overload
+from typing import TYPE_CHECKING, Literal, Unpack, overload
 
 import torch
 from torch import Tensor
@@ -18,6 +18,9 @@ from oarlock.attention.mask_cache import implied_mask, mask_of
 from oarlock.attention.masks import ColumnMask
 from oarlock.attention.operator import attend, refuse_forward_mode
 from oarlock.attention.request import Options
+
+if TYPE_CHECKING:
+    from oarlock.attention.context_parallel import ContextPlan
 
 
 @overload
@@ -84,6 +87,7 @@ def flashmask_attention(
     learnable_sink: Tensor | None = None,
     deterministic: bool | None = None,
     backend: str = "auto",
+    plan: ContextPlan | None = None,
 ) -> Tensor | list[Tensor]:
     """Attention under a column-wise sparse mask: ``softmax(softmax_scale * Q K^T + mask) V``.
 
@@ -113,6 +117,9 @@ def flashmask_attention(
         deterministic: equal inputs must give equal bits; None: as ``torch.use_deterministic_algorithms`` says. The CPU
             backends always do, for a given number of threads.
         backend: "auto", or a provider's name ("fused", "aten", "reference", ...; ``oarlock doctor`` lists them).
+        plan: tensors are this rank's rows of a longer sequence, as the plan shards them, and the mask is that of the
+            whole sequence. See :func:`oarlock.attention.context_parallel.attend_context_parallel`; takes neither
+            dropout nor ``block_mask``.
 
     Returns:
         out [B, Sq, Hq, Dv] in the dtype of ``query`` (autocast's dtype where that is on), or a list [out, lse,
@@ -132,9 +139,12 @@ def flashmask_attention(
     arguments.check_tensors(query, key, value)
     probability = arguments.check_dropout(dropout, fixed_seed_offset, training)
     window = arguments.check_window(window_size)
+    seqlen_q, seqlen_k = (query.shape[1], key.shape[1]) if plan is None else (plan.seqlen, plan.seqlen)
     bounds = None
     if startend_row_indices is not None:
-        bounds, causal = arguments.check_mask(query, key, startend_row_indices, causal, window)
+        bounds, causal = arguments.check_mask(query, key, startend_row_indices, causal, window, plan)
+    if plan is not None:
+        arguments.check_plan(bounds, causal, window, block_mask, probability)
     if block_mask is not None:
         if bounds is None:
             raise ValueError("block_mask needs startend_row_indices; pass ColumnMask.full(...) for no other mask")
@@ -150,19 +160,25 @@ def flashmask_attention(
         arguments.check_sink(learnable_sink, query)
 
     refuse_forward_mode(query, key, value, learnable_sink)
-    if must_dispatch(query, key, value):
+    if plan is None and must_dispatch(query, key, value):
         rest = (scale, block_mask, probability, seed_offset if probability else None, deterministic, backend)
         out, lse = attend_in_graph(query, key, value, learnable_sink, bounds, causal, window, *rest)
     else:
         if isinstance(startend_row_indices, ColumnMask):
             mask = startend_row_indices
         elif bounds is not None:
-            mask = mask_of(bounds, causal, query.shape[1])
+            mask = mask_of(bounds, causal, seqlen_q)
         else:
-            mask = implied_mask(causal, window, query.shape[1], key.shape[1], query.device)
-        drop = Dropout(probability, *seed_offset.tolist()) if probability and seed_offset is not None else None
-        options = Options(mask, scale, block_mask, drop, deterministic)
-        out, lse = attend(query, key, value, learnable_sink, options, backend)
+            mask = implied_mask(causal, window, seqlen_q, seqlen_k, query.device)
+        if plan is None:
+            drop = Dropout(probability, *seed_offset.tolist()) if probability and seed_offset is not None else None
+            options = Options(mask, scale, block_mask, drop, deterministic)
+            out, lse = attend(query, key, value, learnable_sink, options, backend)
+        else:
+            from oarlock.attention.context_parallel import attend_context_parallel
+
+            names = {"softmax_scale": scale, "learnable_sink": learnable_sink, "deterministic": deterministic}
+            out, lse = attend_context_parallel(query, key, value, mask, plan, backend=backend, **names)
     results = [out]
     if return_softmax_lse:
         results.append(lse)

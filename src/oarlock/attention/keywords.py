@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from oarlock.attention.context_parallel import ContextPlan
 
 
 class CommonKeywords(TypedDict, total=False):
@@ -27,3 +30,4 @@ class Keywords(CommonKeywords, total=False):
 
     causal: bool
     window_size: int | tuple[int, int] | None
+    plan: ContextPlan | None
