@@ -2,14 +2,12 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Self
+from typing import NamedTuple, Self
 
 import numpy as np
 
 
-@dataclass(frozen=True)
-class Box:
+class Box(NamedTuple):
     """The elements whose index along every dim is in [offset, offset + size); 0-d tensors have the box () ()."""
 
     offset: tuple[int, ...]

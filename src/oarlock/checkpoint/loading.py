@@ -19,7 +19,7 @@ from oarlock.checkpoint.boxes import Box
 from oarlock.checkpoint.manifest import CheckpointError
 from oarlock.checkpoint.shards import Shard
 from oarlock.checkpoint.stored import StoredTensor
-from oarlock.checkpoint.transfers import Read, Transfer, copies, moves
+from oarlock.checkpoint.transfers import Copy, Read, Transfer, moves
 from oarlock.ranks import Ranks
 
 T = TypeVar("T")
@@ -74,6 +74,7 @@ def load_tensors(
         else:
             own.by_program(aoa)
         own.finish()
+        own.check()
         planned.append(own)
 
     all_or_none(ranks, plan, failure)
@@ -112,8 +113,7 @@ class _Plan:
                 self._problems.append(f"{name}: {problem}")
                 continue
             self.report.loaded.append(name)
-            for box, view in shard.views():
-                self.transfers += copies(source, box, view)
+            self.transfers += [Copy(source, box, view) for box, view in shard.views() if box.volume]
         self.report.unexpected = [name for name in self._stored if name not in self._destinations]
 
     def by_program(self, aoa: AOA, prefix: str = "", state: State = "param") -> Program:
@@ -173,11 +173,10 @@ class _Plan:
             self._problems.append(f"{slot}{name} is made of several, which differ ({told})")
             return
         self.report.loaded.append(slot + name)
-        for box, view in shard.views():
-            self.transfers += copies(present[0], box, view)
+        self.transfers += [Copy(present[0], box, view) for box, view in shard.views()]
 
     def finish(self) -> None:
-        """Raise CheckpointError if anything is wrong; count what will be read."""
+        """Raise CheckpointError if names, shapes or dtypes are wrong; count what will be read."""
         report = self.report
         if self._strict != "none" and report.missing:
             known = report.unexpected or list(self._stored)
@@ -188,11 +187,14 @@ class _Plan:
         if self._problems:
             more = f"; and {len(self._problems) - 8} more" if len(self._problems) > 8 else ""
             raise CheckpointError("; ".join(self._problems[:8]) + more)
+        report.bytes_needed = sum(transfer.num_bytes for transfer in self.transfers)
+
+    def check(self) -> None:
+        """Raise CheckpointError unless the files hold what will be read, as far as they say."""
         self.reads = [read for transfer in self.transfers for read in transfer.reads]
         for read in self.reads:
             read.check()
-        report.bytes_needed = sum(read.box.volume * read.stored.dtype.itemsize for read in self.reads)
-        report.num_files = len({read.file.path for read in self.reads})
+        self.report.num_files = len({read.file.path for read in self.reads})
 
 
 def _below(prefix: str, values: Mapping[str, T]) -> dict[str, T]:

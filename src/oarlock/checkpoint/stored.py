@@ -1,6 +1,5 @@
 """Tensors in files: their pieces, and what reading asks of a file."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -50,13 +49,25 @@ class StoredTensor:
     shape: tuple[int, ...]
     pieces: tuple[StoredPiece, ...]
 
-    def overlapping(self, box: Box) -> Iterable[StoredPiece]:
+    def overlapping(self, box: Box) -> list[StoredPiece]:
         """The pieces that hold some of a box."""
+        return [piece for piece, _, _ in self.parts(box)]
+
+    def parts(self, box: Box) -> list[tuple[StoredPiece, Box, Box]]:
+        """The pieces that hold some of a box, each with what they share: counted from the piece's corner, and from
+        the box's."""
+        if not box.volume:
+            return []
         if len(self.pieces) < 8:
-            return [piece for piece in self.pieces if piece.box.intersect(box) is not None]
+            shared = [(piece, piece.box.intersect(box)) for piece in self.pieces]
+            return [(p, common.within(p.box), common.within(box)) for p, common in shared if common is not None]
         offsets, stops = self._corners
-        hits = (offsets < np.array(box.stop)).all(axis=1) & (stops > np.array(box.offset)).all(axis=1)
-        return [self.pieces[index] for index in np.flatnonzero(hits)]
+        starts = np.maximum(offsets, box.offset)
+        sizes = np.minimum(stops, box.stop) - starts
+        hits = np.flatnonzero((sizes > 0).all(axis=1))
+        in_piece, in_box = (starts - offsets)[hits].tolist(), (starts - np.array(box.offset))[hits].tolist()
+        found = zip(hits.tolist(), in_piece, in_box, sizes[hits].tolist(), strict=True)
+        return [(self.pieces[i], Box(tuple(a), tuple(s)), Box(tuple(b), tuple(s))) for i, a, b, s in found]
 
     @cached_property
     def _corners(self) -> tuple[np.ndarray, np.ndarray]:

@@ -7,7 +7,7 @@ others (dequantised ones) pass through memory of their own, one block at a time.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -19,8 +19,7 @@ from oarlock.checkpoint.boxes import Box
 from oarlock.checkpoint.stored import PieceFile, StoredPiece, StoredTensor
 
 
-@dataclass(frozen=True)
-class Read:
+class Read(NamedTuple):
     """A box of a stored piece (counted from the piece's corner) that a transfer reads."""
 
     stored: StoredTensor
@@ -49,8 +48,13 @@ class Transfer(Protocol):
     """One step of a load."""
 
     @property
-    def reads(self) -> Sequence[Read]:
+    def reads(self) -> Iterable[Read]:
         """What it reads."""
+        ...
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the files that are copied."""
         ...
 
     def run(self) -> None:
@@ -59,19 +63,30 @@ class Transfer(Protocol):
 
 @dataclass(frozen=True)
 class Copy:
-    """A box of a piece to memory of the same shape, converting the dtype if the target has another."""
+    """A box of a stored tensor to memory of the same shape, converting the dtype if the target has another.
 
-    read: Read
+    The pieces that hold it are found when it runs: a plan has one transfer per box, however many pieces there are.
+    """
+
+    stored: StoredTensor
+    box: Box
     target: Tensor
 
     @property
-    def reads(self) -> Sequence[Read]:
+    def reads(self) -> Iterator[Read]:
         """What it reads."""
-        return (self.read,)
+        for piece, in_piece, _ in self.stored.parts(self.box):
+            yield Read(self.stored, piece, in_piece)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the files that are copied."""
+        return self.box.volume * self.stored.dtype.itemsize
 
     def run(self) -> None:
         """Write the elements."""
-        self.target.copy_(self.read.tensor()[self.read.box.slices])
+        for piece, in_piece, in_box in self.stored.parts(self.box):
+            self.target[in_box.slices].copy_(Read(self.stored, piece, in_piece).tensor()[in_piece.slices])
 
 
 @dataclass(frozen=True)
@@ -86,6 +101,11 @@ class Move:
     def reads(self) -> Sequence[Read]:
         """What it reads."""
         return () if self.read is None else (self.read,)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the files that are copied."""
+        return 0 if self.read is None else self.block.volume * self.read.stored.dtype.itemsize
 
     def run(self) -> None:
         """Write the elements."""
@@ -109,6 +129,11 @@ class Compute:
         """What it reads."""
         return [read for _, transfers in self._inputs("meta") for transfer in transfers for read in transfer.reads]
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the files that are copied."""
+        return sum(transfer.num_bytes for _, transfers in self._inputs("meta") for transfer in transfers)
+
     def run(self) -> None:
         """Write the elements."""
         values = []
@@ -127,14 +152,6 @@ class Compute:
         for relation, (offset, size) in zip(self.source.inputs, self.source.input_boxes(self._hull), strict=True):
             tensor = torch.empty(size, dtype=relation.dtype, device=device)
             yield tensor, list(moves(relation.query(offset, size), self.stored, tensor))
-
-
-def copies(stored: StoredTensor, box: Box, target: Tensor) -> Iterator[Transfer]:
-    """The transfers that fill `target` with a box of a stored tensor."""
-    for piece in stored.overlapping(box) if box.volume else ():
-        common = piece.box.intersect(box)
-        assert common is not None
-        yield Copy(Read(stored, piece, common.within(piece.box)), target[common.within(box).slices])
 
 
 def moves(blocks: Iterable[Block], stored: Mapping[str, StoredTensor], target: Tensor) -> Iterator[Transfer]:
