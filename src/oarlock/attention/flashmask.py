@@ -114,8 +114,8 @@ def flashmask_attention(
         block_mask: int or bool [B, Hm, ceil(Sq / 128), ceil(Sk / 128)], 0 hides the whole block of 128 x 128 pairs.
             Only with a mask.
         learnable_sink: [Hq] of any float dtype, one more logit in each head's softmax that has no value.
-        deterministic: equal inputs must give equal bits; None: as ``torch.use_deterministic_algorithms`` says. The CPU
-            backends always do, for a given number of threads.
+        deterministic: equal inputs must give equal bits; None: as ``torch.use_deterministic_algorithms`` says. Without
+            it the CPU backends give equal bits for an equal number of threads, with it for any.
         backend: "auto", or a provider's name ("fused", "aten", "reference", ...; ``oarlock doctor`` lists them).
         plan: tensors are this rank's rows of a longer sequence, as the plan shards them, and the mask is that of the
             whole sequence. See :func:`oarlock.attention.context_parallel.attend_context_parallel`; takes neither
