@@ -46,4 +46,6 @@ def test_failures_are_named(checkout: Path, capfd: pytest.CaptureFixture[str], m
     assert capfd.readouterr().err == "oarlock bench: no benchmark 'smal'; there are: broken, small\n"
     assert main(["bench", "broken"]) == 3
     assert main(["bench", "small", "--compare", "none.json"]) == 2
+    assert main(["bench", "broken", "--json", "."]) == 2  # before anything runs
+    assert main(["bench", "broken", "--json", "nowhere/r.json"]) == 2
     assert "no benchmark result none.json" in capfd.readouterr().err

@@ -290,7 +290,10 @@ def test_text_that_is_no_utf8_is_named(folder, tmp_path, capsys):
 
 def test_missing_directory(tmp_path, capsys):
     assert _run(tmp_path / "absent", "ab") == 2
-    _one_line(capsys, "no such directory: .*absent")
+    _one_line(capsys, "absent: no such directory")
+    (tmp_path / "model.bin").touch()
+    assert _run(tmp_path / "model.bin", "ab") == 2
+    _one_line(capsys, "model.bin: is a file, not a run directory")
 
 
 def test_prompt_longer_than_the_context(folder, capsys):

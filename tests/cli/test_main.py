@@ -35,6 +35,8 @@ def run_with(action: object, monkeypatch: pytest.MonkeyPatch) -> int:
         (MemoryError(), 2, "oarlock doctor: MemoryError\n"),
         (KeyboardInterrupt(), 130, "oarlock doctor: interrupted\n"),
         (BrokenPipeError(), 141, ""),
+        (FileNotFoundError("our own words"), 2, "oarlock doctor: our own words\n"),
+        (IsADirectoryError(21, "Is a directory", "a/b"), 2, "oarlock doctor: a/b: Is a directory\n"),
         (
             ModuleNotFoundError("No module named 'tyro'", name="tyro"),
             2,

@@ -34,6 +34,8 @@ def run(args: argparse.Namespace) -> int:
         return 0
     if args.name not in scripts:
         raise ValueError(f"no benchmark {args.name!r}; there are: {', '.join(scripts)}")
+    if args.json and (args.json.is_dir() or not args.json.absolute().parent.is_dir()):
+        raise ValueError(f"--json {args.json}: name a file in a folder that exists")
     # Read first: the new result may go to the same file.
     old = read_figures(args.compare) if args.compare else None
     with tempfile.TemporaryDirectory() as folder:

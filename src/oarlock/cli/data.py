@@ -35,6 +35,8 @@ def run(args: argparse.Namespace) -> int:
 
     if args.tokenizer and args.vocab_size is not None:
         raise ValueError("--vocab-size is for a tokenizer that is trained; leave it out with --tokenizer")
+    if args.out.is_file():
+        raise ValueError(f"--out {args.out} is a file; name a folder")
     names = ("vocab_size", "tokenizer", "validation", "validation_share", "separator")
     given: dict[str, Any] = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     begun = time.perf_counter()

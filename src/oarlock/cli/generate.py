@@ -137,7 +137,8 @@ class _Source:
 def _find(path: Path) -> _Source:
     """The Hugging Face folder at `path`, what the run at `path` exported, or the newest checkpoint of that run."""
     if not path.is_dir():
-        raise ValueError(f"no such directory: {path}")
+        problem = "is a file, not a run directory or a Hugging Face folder" if path.exists() else "no such directory"
+        raise ValueError(f"{path}: {problem}")
     for folder in (path, path / "hf"):
         if (folder / "config.json").is_file():
             return _Source(models.read_config(folder), folder, _hugging_face_loader(folder))

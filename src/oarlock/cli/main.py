@@ -57,7 +57,7 @@ def main(arguments: Sequence[str]) -> int:
     except (ValueError, OSError, RuntimeError, ImportError, MemoryError) as error:
         if os.environ.get("OARLOCK_TRACEBACK"):
             raise
-        print(f"{name}: {str(error) or type(error).__name__}{_how_to_install(error)}", file=sys.stderr)
+        print(f"{name}: {_in_words(error)}", file=sys.stderr)
         if type(error) is RuntimeError:  # not one of ours: where it came from may matter
             print("OARLOCK_TRACEBACK=1 shows the full traceback", file=sys.stderr)
         return 2
@@ -88,10 +88,14 @@ def _dispatch(arguments: Sequence[str], command: str) -> int:
     return parsed.run(parsed)
 
 
-def _how_to_install(error: Exception) -> str:
-    if not isinstance(error, ModuleNotFoundError) or error.name not in EXTRAS:
-        return ""
-    return f"; install it with: pip install 'oarlock[{EXTRAS[error.name][0]}]'"
+def _in_words(error: Exception) -> str:
+    """What an error says, without the number of a system call's, and with the command that installs what is missing."""
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return f"{error.filename}: {error.strerror}"
+    text = str(error) or type(error).__name__
+    if isinstance(error, ModuleNotFoundError) and error.name in EXTRAS:
+        text += f"; install it with: pip install 'oarlock[{EXTRAS[error.name][0]}]'"
+    return text
 
 
 def _show_warnings_in_one_line(name: str) -> None:

@@ -107,6 +107,8 @@ def _documents(file: IO[bytes], path: Path) -> Iterator[Document]:
     for record, where in _json_lines(file, path):
         if not isinstance(record, dict) or not isinstance(record.get("text"), str):
             found = f"fields {', '.join(record) or 'none'}" if isinstance(record, dict) else type(record).__name__
+            if isinstance(record, dict) and "text" in record:
+                found = f"text = {record['text']!r:.40}"
             raise ValueError(f'{where}: expected an object with a string field "text", got {found}')
         _check_pairs(record["text"], where)
         yield Document(record["text"], where)
