@@ -267,6 +267,6 @@ def test_explanations_name_statement_places_and_operations() -> None:
     assert f"line 1: {text}" in words
     assert "with $L=0: l.0.g, l.0.u -> n.0" in words
     assert "[6:12, 0:4] <- l.0.u[0:4, 0:6]" in words
-    assert "axis 0 runs along its axis 1" in words
+    assert "axes in the order 1, 0" in words
     assert "cast from float32 to bfloat16" in words
     assert "[12:16, 0:4] <- filled with 0" in words

@@ -26,9 +26,13 @@ def _from(block: Block) -> str:
     if isinstance(block.source, Constant):
         return f"filled with {block.source.value:g}"
     words = [f"{block.source}{_side(block, dest=False)}"]
-    moves = [(atom.dest_dim, atom.source_dim) for atom in block.atoms]
-    if [source for _, source in moves] != sorted(source for _, source in moves):
-        words.append("transposed: " + ", ".join(f"axis {q} runs along its axis {p}" for q, p in dict(moves).items()))
+    moves = list(dict.fromkeys((atom.dest_dim, atom.source_dim) for atom in block.atoms))
+    order = [source for _, source in moves]
+    if order != sorted(order):
+        if len(order) == len(set(order)) == len({dest for dest, _ in moves}):
+            words.append(f"axes in the order {', '.join(map(str, order))}")
+        else:
+            words += [f"axis {dest} runs along its axis {source}" for dest, source in moves]
     words += [str(op) + (f" ({op.only})" if op.only != "param" else "") for op in block.ops]
     return ", ".join(words)
 
