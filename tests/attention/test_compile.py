@@ -186,6 +186,13 @@ def test_the_operator_keeps_torchs_rules(name):
     torch.library.opcheck(torch.ops.oarlock.flashmask_attention, (*inputs(20), *operator_arguments()[name]))
 
 
+@pytest.mark.parametrize("window", [None, 4])
+def test_the_bounds_of_packed_lengths_keep_torchs_rules(window):
+    lengths = torch.tensor([0, 3, 20])
+    arguments = (lengths, lengths, 20, 20, True, window, torch.device("cpu"))
+    torch.library.opcheck(torch.ops.oarlock.document_bounds, arguments)
+
+
 def test_flop_counters_and_other_modes_see_the_operation():
     from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -244,6 +251,24 @@ def test_dropout_is_the_same_when_a_checkpoint_computes_again(use_reentrant):
     out.square().sum().backward()
     for x, gradient in zip((q, k, v), wanted, strict=True):
         torch.testing.assert_close(x.grad, gradient)
+
+
+@pytest.mark.parametrize("compiler", ["aot_eager", "aot_eager_decomp_partition"])
+def test_dropout_is_the_same_when_a_compiled_checkpoint_computes_again(compiler):
+    """out is linear in v for given weights, so <gradient of v, v> = <what arrives, out> if both dropped the same."""
+    q, k, v = inputs()
+
+    def layer(q, k, v):
+        return 2 * flashmask_attention(q.sin(), k, 3 * v, DOCUMENTS, dropout=0.4)
+
+    compiled = torch.compile(
+        lambda *tensors: checkpoint(layer, *tensors, use_reentrant=False), fullgraph=True, backend=compiler
+    )
+    for _ in range(2):
+        out = compiled(q, k, v)
+        seed = torch.randn_like(out)
+        (gradient,) = torch.autograd.grad(out, v, seed)
+        torch.testing.assert_close((gradient * v).sum(), (seed * out).sum(), rtol=1e-4, atol=1e-3)
 
 
 def test_autocast_takes_its_dtype():
