@@ -59,8 +59,9 @@ def run(args: argparse.Namespace) -> int:
 
     directory = RunDirectory(config.train.out)
     device = config.train.device.partition(":")[0]
-    with initialize(device, timeout_seconds=config.parallel.timeout_seconds, data=config.parallel.data) as mesh:
-        is_first = mesh.rank("data") == 0
+    axes = {"data": config.parallel.data, "context": config.parallel.context}
+    with initialize(device, timeout_seconds=config.parallel.timeout_seconds, **axes) as mesh:
+        is_first = mesh.replica == 0
         prompt = config.train.sample
         if args.resume == "auto" and directory.finished(config):
             if is_first:

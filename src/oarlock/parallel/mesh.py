@@ -106,6 +106,16 @@ class Mesh:
         """The processes that differ from this one only along an axis; None without torch.distributed."""
         return self._axis(axis).group
 
+    @property
+    def num_replicas(self) -> int:
+        """Processes that hold the same dense parameters: data x context."""
+        return self.size("data") * self.size("context")
+
+    @property
+    def replica(self) -> int:
+        """This process's place among them: d * context + c."""
+        return self.rank("data") * self.size("context") + self.rank("context")
+
     def submesh(self, *axes: str) -> "Mesh":
         """The mesh with some of the axes only, the others fixed at this process's place.
 

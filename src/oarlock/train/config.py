@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from oarlock.attention.context_parallel import LEAST_CHUNK
 from oarlock.train.data.corpus import CorpusConfig
 from oarlock.train.limits import check_limits
 
@@ -193,7 +194,9 @@ class ParallelConfig:
     """The mesh under torchrun."""
 
     data: int = -1
-    """Ranks along the data axis; -1 = all."""
+    """Ranks along the data axis, which share out the sequences; -1 = all that the context axis leaves."""
+    context: int = 1
+    """Ranks along the context axis, which share out the tokens of each sequence."""
     timeout_seconds: int = 600
     """A collective that waits longer ends the run."""
 
@@ -227,6 +230,12 @@ class TrainConfig:
             lines += [f"[{section}]", *(f"{key} = {_toml_value(value)}" for key, value in values.items()), ""]
         return "\n".join(lines)
 
+        shortest = LEAST_CHUNK * self.parallel.context
+        if self.parallel.context > 1 and self.data.sequence_length < shortest:
+            raise ValueError(
+                f"data.sequence_length = {self.data.sequence_length} is too short for {self.parallel.context} ranks; "
+                f"make it at least {shortest}, or parallel.context smaller"
+            )
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> TrainConfig:
     """Read a TOML file and apply `--section.key value` (or `--section.key=value`) pairs.

@@ -32,7 +32,7 @@ def batch_mask(batch: Batch, device: torch.device) -> ColumnMask:
 
 def summed_loss(model: Decoder, batch: Batch, mask: ColumnMask) -> Tensor:
     """Sum over the batch's targets of -log p(target), in nats; the logits never exist as a whole."""
-    hidden = model(batch.input_ids, position_ids=batch.position_ids, mask=mask)
+    hidden = model(batch.input_ids, position_ids=batch.position_ids, mask=mask, plan=batch.plan)
     return linear_cross_entropy(hidden.flatten(0, 1), model.output_weight, batch.targets.flatten(), reduction="sum")
 
 

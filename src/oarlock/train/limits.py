@@ -55,6 +55,7 @@ _LIMITS: dict[str, Limit] = {
             "data.sequence_length",
             "train.batch_size",
             "train.accumulation",
+            "parallel.context",
             "parallel.timeout_seconds",
         ),
         _AT_LEAST_ONE,

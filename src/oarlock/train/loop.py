@@ -77,7 +77,7 @@ class Trainer:
 
     def __init__(self, config: TrainConfig, *, resume: str, mesh: Mesh) -> None:
         self.config, self.mesh = config, mesh
-        self.rank, self.num_ranks = mesh.rank("data"), mesh.size("data")
+        self.rank, self.num_ranks = mesh.replica, mesh.num_replicas
         self.directory = RunDirectory(config.train.out)
         self.resume = resume
         self.resume_from = self.directory.start_or_resume(config, resume)
@@ -89,9 +89,9 @@ class Trainer:
         self.task = choose_task(config)
         self.data = mesh.first_rank_first(self.task.prepare)  # the others find what the first has tokenised
         length, batch_size = config.data.sequence_length, config.train.batch_size
-        place = {"rank": self.rank, "world_size": self.num_ranks}
-        self.loader = PackedLoader(self.data.train, length, batch_size, config.train.seed, **place)
-        self.validation = EvaluationLoader(self.data.validation, length, batch_size, **place)
+        place = (mesh.rank("data"), mesh.size("data"), mesh.group("context") if mesh.size("context") > 1 else None)
+        self.loader = PackedLoader(self.data.train, length, batch_size, config.train.seed, *place)
+        self.validation = EvaluationLoader(self.data.validation, length, batch_size, *place)
 
         architecture = decoder_config(config.model, self.data.vocab_size, length)
         self.model = build_model(config, architecture, self.device)
@@ -154,7 +154,8 @@ class Trainer:
                 group["lr"] = factor * group["peak_lr"]
 
         batches = [self.loader.next_batch() for _ in range(self.config.train.accumulation)]
-        (num_losses,) = self.mesh.sum_scalars([sum(b.num_losses for b in batches)])
+        mine = [sum(b.num_losses for b in batches), sum(b.input_ids.numel() for b in batches)]
+        num_losses, tokens = self.mesh.sum_scalars(mine)
         sums = [0.0] * (2 + len(self.task.metric_names))
         for batch in batches:
             sums = [x + y for x, y in zip(sums, self._backward(batch.to(self.device), num_losses), strict=True)]
@@ -170,8 +171,7 @@ class Trainer:
         self.model.update_balance(self.config.train.balance_rate)
 
         seconds = time.perf_counter() - began
-        tokens = sum(b.input_ids.numel() for b in batches) * self.num_ranks
-        self.state.step, self.state.tokens = step, self.state.tokens + tokens
+        self.state.step, self.state.tokens = step, self.state.tokens + int(tokens)
         self.state.flops, self.state.seconds = self.state.flops + flops, self.state.seconds + seconds
         shown = {
             "loss": loss,
@@ -194,7 +194,7 @@ class Trainer:
             loss_sum, metric_sums = self.task.loss(self.model, batch, mask)
             objective = (loss_sum + self.model.auxiliary_loss() * batch.num_losses) / num_losses
         objective.backward()
-        length = batch.input_ids.shape[1]
+        length = mask.seqlen_q
         per_token = self.model.flops_per_token(mask.density * length, lambda w: with_window(mask, w).density * length)
         return [per_token * batch.input_ids.numel(), loss_sum.item(), *metric_sums]
 
@@ -224,7 +224,7 @@ class Trainer:
 
     def _steps_for(self, budget: float) -> int:
         """Optimizer steps that a budget of FLOPs pays for, by the mask of the first epoch's packing."""
-        sequences = self.config.train.batch_size * self.config.train.accumulation * self.num_ranks
+        sequences = self.config.train.batch_size * self.config.train.accumulation * self.mesh.size("data")
         packing, length = self.loader.packing, self.config.data.sequence_length
         per_step = self.model.flops_per_token(packing.mean_visible, packing.mean_visible_within) * sequences * length
         return max(1, int(min(budget / per_step, _MOST_STEPS)))
@@ -235,7 +235,7 @@ class Trainer:
         step, spent, budget = self.saved.loop.step, self.saved.loop.flops, self.config.train.flops
         if self.config.train.steps:
             num_steps = self.config.train.steps
-        elif (saved.world_size, saved.state["budget"]) == (self.num_ranks, budget):
+        elif (saved.state["data_ranks"], saved.state["budget"]) == (self.mesh.size("data"), budget):
             num_steps = self.saved.loop.num_steps
         elif budget < spent and budget != saved.state["budget"]:
             raise ValueError(f"{saved.path} has spent {spent:.3g} FLOPs, more than train.flops = {budget:.3g}")
@@ -304,7 +304,7 @@ class Trainer:
             raise self._diverged("the optimizer has made weights that are not finite", math.nan, math.nan)
         if self.rank == 0:
             self.log.sync()  # the metrics are never behind a checkpoint
-        self.saved.save(self.directory.checkpoints, self.config)
+        self.saved.save(self.directory.checkpoints, self.config, self.mesh.size("data"))
         self._write_status(finished=False, stopped_by=stopped_by)
 
     def _export(self) -> None:

@@ -42,8 +42,12 @@ class TrainingState:
     """Hash of the text, its split and its tokenizer."""
     loop: LoopState = field(default_factory=LoopState)
 
-    def save(self, root: Path, config: TrainConfig) -> None:
-        """Save a checkpoint of the present step into `root`; all ranks call it."""
+    def save(self, root: Path, config: TrainConfig, data_ranks: int) -> None:
+        """Save a checkpoint of the present step into `root`; all ranks call it.
+
+        Args:
+            data_ranks: ranks that share out the sequences.
+        """
         parameters = dict(self.model.named_parameters())
         tensors: dict[str, dict[str, Tensor]] = {"model": self.model.state_dict()}
         optimizer_states = {}
@@ -61,6 +65,7 @@ class TrainingState:
                 "optimizers": optimizer_states,
                 "data": self.data_key,
                 "budget": config.train.flops,
+                "data_ranks": data_ranks,
             },
             rank_tensors={"rng": rng_tensors},
             rank_state=rng_state,

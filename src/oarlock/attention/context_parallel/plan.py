@@ -31,7 +31,8 @@ from oarlock.ranks import JobError, Ranks
 CHUNK = 128
 """Rows of a chunk at most, unless asked for."""
 _CHUNKS_PER_RANK = 8
-_LEAST_CHUNK = 16
+LEAST_CHUNK = 16
+"""Rows of a chunk at least, unless asked for."""
 
 
 def plan_context_parallel(
@@ -92,7 +93,7 @@ def plan_context_parallel(
 
 def _default_chunk(seqlen: int, num_ranks: int) -> int:
     chunk = CHUNK
-    while chunk > _LEAST_CHUNK and chunk * _CHUNKS_PER_RANK * num_ranks > seqlen:
+    while chunk > LEAST_CHUNK and chunk * _CHUNKS_PER_RANK * num_ranks > seqlen:
         chunk //= 2
     return chunk
 

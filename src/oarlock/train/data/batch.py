@@ -4,13 +4,14 @@ Letters: B batch, S sequence.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol, Self
 
 import numpy as np
 import torch
 
 from oarlock.attention import ColumnMask
+from oarlock.attention.context_parallel import ContextPlan
 from oarlock.train.data.packing import Packing
 
 IGNORED = -100
@@ -32,15 +33,38 @@ class Batch:
     """Targets that are not -100."""
     num_target_bytes: int
     """UTF-8 bytes of the text behind the targets; nats / (ln 2 * bytes) are the bits per byte."""
+    plan: ContextPlan | None = field(default=None, kw_only=True)
+    """Context parallelism: the tensors and counts are this process's share; `lengths` and `mask` are of the whole."""
 
     @property
     def num_losses(self) -> int:
         """What a loss is averaged over: targets."""
         return self.num_targets
 
-    def mask(self, device: torch.device) -> ColumnMask:
+    def mask(self, device: torch.device | str) -> ColumnMask:
         """Causal attention inside each document of each row."""
+        if self.plan is not None:
+            return self.plan.mask.to(device)
         return ColumnMask.causal_document(self.lengths, device=device)
+
+    def shard(self, plan: ContextPlan) -> Self:
+        """This process's share of the batch under a plan for its mask; the bytes count on the first rank.
+
+        Raises:
+            ValueError: a batch of which more belongs together than the rows of a token.
+        """
+        if type(self) is not Batch:
+            raise ValueError(f"a {type(self).__name__} cannot be spread by rows: use parallel.context = 1")
+        targets = plan.shard(self.targets, 1, fill=IGNORED)
+        return replace(
+            self,
+            input_ids=plan.shard(self.input_ids, 1),
+            targets=targets,
+            position_ids=plan.shard(self.position_ids, 1),
+            num_targets=int((targets != IGNORED).sum()),
+            num_target_bytes=self.num_target_bytes if plan.rank == 0 else 0,
+            plan=plan,
+        )
 
     def to(self, device: torch.device | str) -> Self:
         """The same with its tensors on a device."""

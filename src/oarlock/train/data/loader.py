@@ -14,7 +14,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import torch.distributed as dist
 
+from oarlock.attention.context_parallel import plan_context_parallel
 from oarlock.train.data.batch import Batch, Packable
 from oarlock.train.data.packing import Packing
 
@@ -28,13 +30,22 @@ class PackedLoader:
         batch_size: sequences B per rank and batch.
         seed: decides packing and order, together with the epoch.
         rank, world_size: this process among those that share the data.
+        context: the processes among which every batch is shared out along the sequence, all with the same rank above;
+            None = it is not.
 
     Raises:
         ValueError: a size below 1, or a rank outside the world.
     """
 
     def __init__(
-        self, documents: Packable, seq_len: int, batch_size: int, seed: int = 0, rank: int = 0, world_size: int = 1
+        self,
+        documents: Packable,
+        seq_len: int,
+        batch_size: int,
+        seed: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
+        context: dist.ProcessGroup | None = None,
     ):
         _check_sizes(batch_size, rank, world_size)
         self._documents = documents
@@ -43,6 +54,7 @@ class PackedLoader:
         self._seed = seed
         self._rank = rank
         self._world_size = world_size
+        self._context = context
         self._epoch = 0
         self._position = 0
         self._packings: dict[int, Packing] = {}
@@ -62,7 +74,7 @@ class PackedLoader:
         """The next B rows of this rank."""
         first = self._rank * self._batch_size
         rows = self._take(self._batch_size * self._world_size)[first : first + self._batch_size]
-        return self._documents.assemble(self._seq_len, rows)
+        return _share(self._documents.assemble(self._seq_len, rows), self._context)
 
     def state_dict(self) -> dict[str, int]:
         """Where the next batch begins: the row within an epoch, counted over all ranks; and what it depends on."""
@@ -114,12 +126,21 @@ class EvaluationLoader:
     Args: as `PackedLoader`; there is no seed.
     """
 
-    def __init__(self, documents: Packable, seq_len: int, batch_size: int, rank: int = 0, world_size: int = 1):
+    def __init__(
+        self,
+        documents: Packable,
+        seq_len: int,
+        batch_size: int,
+        rank: int = 0,
+        world_size: int = 1,
+        context: dist.ProcessGroup | None = None,
+    ):
         _check_sizes(batch_size, rank, world_size)
         self._documents = documents
         self._batch_size = batch_size
         self._rank = rank
         self._world_size = world_size
+        self._context = context
         self.packing = documents.pack(seq_len, np.random.default_rng(0))
 
     def __len__(self) -> int:
@@ -131,7 +152,11 @@ class EvaluationLoader:
             first = (index * self._world_size + self._rank) * self._batch_size
             rows = range(first, first + self._batch_size)
             taken = [(self.packing, row) if row < self.packing.num_rows else None for row in rows]
-            yield self._documents.assemble(self.packing.seq_len, taken)
+            yield _share(self._documents.assemble(self.packing.seq_len, taken), self._context)
+
+
+def _share(batch: Batch, context: dist.ProcessGroup | None) -> Batch:
+    return batch if context is None else batch.shard(plan_context_parallel(batch.mask("cpu"), context))
 
 
 def _check_sizes(batch_size: int, rank: int, world_size: int) -> None:
