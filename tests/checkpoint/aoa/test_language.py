@@ -168,6 +168,13 @@ class TestIds:
         with pytest.raises(AOAError, match="1-2 is below 0"):
             run("a.$N -> b.$N-2", source)
 
+    def test_where_a_variable_ends(self) -> None:
+        """As in Paddle, LAYER_ID ends before a _; other names end where letters and digits do, or at a brace."""
+        source = numbered({"a.1_w": (1,)})
+        assert set(run("a.$LAYER_ID_w -> b.$LAYER_ID_v", source)) == {"b.1_v"}
+        assert set(run("a.${X}_w -> b.${X}_v", source)) == {"b.1_v"}
+        assert set(run("a.$LAYER_IDX -> b.$LAYER_IDX", numbered({"a.1": (1,)}))) == {"b.1"}
+
     def test_leading_zeros_stay(self) -> None:
         assert set(run("a.$N -> b.$N ; a.$N -> c.$N+1", numbered({"a.007": (1,)}))) == {"b.007", "c.008"}
 
@@ -199,8 +206,10 @@ class TestIds:
         assert torch.equal(made["b.1"], torch.cat([source["a.1"].T] * 2))
 
     def test_optional_statements_may_match_nothing(self) -> None:
-        program = "a.$N -> b.$N, optional\nnone -> c, optional\n w -> d"
+        program = "a.$N -> b.$N, optional ; none -> c, optional ; a.* -> x, axis=0, optional ; w -> d"
         assert set(run(program, W)) == {"d"}
+        assert set(run("w, none -> c, axis=0, optional", W)) == {"w"}  # nothing was read
+        assert set(run("p[0:2] -> c, axis=0, optional", numbered({"p_0": (1,), "p_1": (1,)}))) == {"c"}
 
 
 def test_a_list_is_taken_as_paddle_takes_it() -> None:

@@ -17,7 +17,7 @@ import torch
 from oarlock.checkpoint.aoa.algebra import Relation, whole
 from oarlock.checkpoint.aoa.attributes import Outputs, steps
 from oarlock.checkpoint.aoa.errors import AOAError, Place, near_miss
-from oarlock.checkpoint.aoa.expand import Expansion, UnknownTensor, chain, names_in
+from oarlock.checkpoint.aoa.expand import Expansion, UnknownTensor, chain
 from oarlock.checkpoint.aoa.macros import Macro, Use, check_arguments
 from oarlock.checkpoint.aoa.names import Ids, KeyIndex
 from oarlock.checkpoint.aoa.syntax import Attribute, Group, Name, Operand, Sliced, Statement, Target, Transposed
@@ -83,16 +83,14 @@ class Evaluation:
         self._expansion.begin()
         for ids in self._expansion.instances(statement):
             self._ids = ids
-            try:
-                if not statement.operands:
-                    self._keep()
-                elif not statement.targets:
-                    self._drop()
-                else:
-                    self._transform(pipeline)
-            except UnknownTensor:
-                if not statement.optional:
-                    raise
+            if statement.optional and not self._can_run():
+                continue
+            if not statement.operands:
+                self._keep()
+            elif not statement.targets:
+                self._drop()
+            else:
+                self._transform(pipeline)
 
     # ---- the three kinds of statement
 
@@ -206,20 +204,19 @@ class Evaluation:
         use = self._statement.macro
         assert use is not None
         macro = self._macros[use.name]
-        first = next((name for operand in self._statement.operands for name in self._plain_names(operand)), "")
-        target = self._target_names(self._statement.targets[0])[0]
-        from_source = self.source[first].num_shards if first in self.source and first not in self.assigned else 1
-        to = self.destination.get(target) if self.destination is not None else None
-        names = tuple(name for operand in self._statement.operands for name in self._plain_names(operand))
-        call = Use(tensors, num_outputs, names, from_source, to.num_shards if to else 1)
-        shapes = ", ".join(str(tensor.shape) for tensor in tensors)
+        inputs = tuple(self._names_read())
+        output = self._target_names(self._statement.targets[0])[0]
+        first = self.source.get(inputs[0]) if inputs[0] not in self.assigned else None
+        last = self.destination.get(output) if self.destination is not None else None
+        call = Use(tensors, num_outputs, inputs, first.num_shards if first else 1, last.num_shards if last else 1)
 
         def apply() -> list[Relation]:
             check_arguments(use.name, macro, use.arguments)
             return macro(call, **use.arguments)
 
-        shards = f", shards {call.source_shards} -> {call.dest_shards}"
-        return self._checked(apply, use.place, f"{use.name} of {shapes}{shards}")
+        shapes = ", ".join(str(tensor.shape) for tensor in tensors)
+        step = f"{use.name} of {shapes}, shards {call.source_shards} -> {call.dest_shards}"
+        return self._checked(apply, use.place, step)
 
     # ---- writing
 
@@ -229,7 +226,7 @@ class Evaluation:
         statement = self._statement
         if (earlier := self.written.get(name)) is not None:
             lost = name in self.fresh
-            rebinds = any(name in self._plain_names(operand) for operand in statement.operands)
+            rebinds = name in self._names_read()
             is_output = self.destination is not None and name in self.destination
             if lost or (is_output and not rebinds):
                 place = earlier.statement.place
@@ -253,9 +250,24 @@ class Evaluation:
         names = self._expansion.names(self._statement, self._ids, target.template, False, target.place)
         return names if target.array is None else [f"{name}_{index}" for name in names for index in target.array]
 
-    def _plain_names(self, operand: Operand) -> Iterator[str]:
-        for name in names_in(operand):
-            yield from self._operand_names(name)
+    def _names_read(self, operands: Sequence[Operand] | None = None) -> Iterator[str]:
+        """All names that the statement reads."""
+        for operand in self._statement.operands if operands is None else operands:
+            match operand:
+                case Name():
+                    yield from self._operand_names(operand)
+                case Transposed(inner):
+                    yield from self._names_read([inner])
+                case Sliced(inner):
+                    yield from self._array(operand) or self._names_read([inner])
+                case Group(inner):
+                    yield from self._names_read(inner)
+
+    def _can_run(self) -> bool:
+        try:
+            return all(self._is_known(name) for name in self._names_read())
+        except UnknownTensor:  # a star that matches nothing
+            return False
 
     # ---- errors
 
@@ -281,7 +293,7 @@ class Evaluation:
         self, name: str, place: Place, names: Iterator[str] | Mapping[str, object], text: str = ""
     ) -> AOAError:
         hint = near_miss(name, KeyIndex(names).near(name))
-        return UnknownTensor(f"{text or 'there is no tensor'} {name!r}", place, self._chain(), hint)
+        return AOAError(f"{text or 'there is no tensor'} {name!r}", place, self._chain(), hint)
 
     def _chain(self) -> list[str]:
         return chain(self._statement, self._ids)

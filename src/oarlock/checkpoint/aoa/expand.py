@@ -15,7 +15,7 @@ from oarlock.checkpoint.aoa.syntax import Group, Name, Operand, Sliced, Statemen
 
 
 class UnknownTensor(AOAError):
-    """A name on the left that means nothing: an error, unless the statement is `optional`."""
+    """A star on the left that matches nothing: an error, unless the statement is `optional`."""
 
 
 class Expansion:

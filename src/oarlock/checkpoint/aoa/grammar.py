@@ -37,7 +37,7 @@ VALUES = ("dtype", "src_dtype", "dst_dtype", "add", "mul", "only")
 _NAME = re.compile(r"(?:[\w./*@]|-(?!>)|\$\{[^}\s]*\}|\$[A-Za-z_]\w*(?:[+-][0-9]+)?|\$)+")
 _PART = re.compile(
     r"\$\{(?P<braced>[A-Za-z_]\w*)(?P<braced_offset>[+-][0-9]+)?\}"
-    r"|\$(?P<known>LAYER_ID_OFFSET|LAYER_ID|EXPERT_ID)(?P<known_offset>[+-][0-9]+)?"  # a _ may follow
+    r"|\$(?P<known>LAYER_ID_OFFSET|LAYER_ID|EXPERT_ID)(?![A-Za-z0-9])(?P<known_offset>[+-][0-9]+)?"  # _ may follow
     r"|\$(?P<free>[A-Za-z_]\w*)(?P<free_offset>[+-][0-9]+)?"
     r"|(?P<star>\*)|(?P<literal>[^$*]+)|(?P<wrong>\$)"
 )
@@ -45,6 +45,8 @@ _NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]+)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?
 _INT = re.compile(r"-?[0-9]+")
 _WORD = re.compile(r"[A-Za-z_]\w*")
 _STRING = re.compile(r"'[^'\n]*'|\"[^\"\n]*\"")
+_WHERE = re.compile(r"where\s+\$?(\w+|\*)\s+in\b")
+_VOID = re.compile(r"_(?:(?![\w./*@$-])|(?=->))")
 _BLANK = re.compile(r"(?:[^\S\n]|#[^\n]*)*")
 _BLANK_LINES = re.compile(r"(?:\s|#[^\n]*)*")
 
@@ -158,8 +160,7 @@ class _Parser:
         """Everything from the targets to the last attribute: which is which shows in what follows each word."""
         targets: list[Target] = []
         attributes: list[Attribute] = []
-        macro = ""
-        place = self._here(0)
+        macro, place = "", self._here(0)
         optional = False
         if not self._void():
             targets.append(self._target())
@@ -172,31 +173,37 @@ class _Parser:
                 if macro:
                     raise self._error_at_last(f"{name} after {macro}: a statement has one macro", len(name))
                 macro, place = name, self._last(len(name))
-                if self._take("("):
-                    while not self._take(")"):
-                        attributes.append(self._attribute())
-                        if not self._take(","):
-                            self._expect(")")
-                            break
+                attributes += self._arguments()
             elif attributes or macro or not targets:
-                raise self._error(
-                    "expected an attribute such as axis=0",
-                    hint=near_miss(self._word_here(), (*LAYOUT, *VALUES, *self._macros, "optional")),
-                )
+                words = (*LAYOUT, *VALUES, *self._macros, "optional")
+                raise self._error("expected an attribute such as axis=0", near_miss(self._word_here(), words))
             else:
                 targets.append(self._target())
         own = self._macros[macro] if macro else ()
         for attribute in attributes:
             if attribute.key not in (*LAYOUT, *VALUES, *own):
-                like = [near_miss(target.place.excerpt, self._macros) for target in targets]
-                hint = near_miss(attribute.key, own) or "".join(like)  # a misspelt macro looks like a target
-                reason = (
-                    f"{attribute.key!r} is no argument of {macro}" if macro else f"{attribute.key!r} needs its macro"
-                )
-                raise AOAError(reason, attribute.place, hint=hint)
+                raise self._stray(attribute, macro, targets)
         arguments = {attribute.key: attribute.value for attribute in attributes if attribute.key in own}
         use = MacroUse(macro, arguments, place) if macro else None
         return tuple(targets), tuple(a for a in attributes if a.key not in own), use, optional
+
+    def _arguments(self) -> list[Attribute]:
+        """A macro's arguments in parentheses, if there are any."""
+        arguments: list[Attribute] = []
+        if self._take("("):
+            while not self._take(")"):
+                arguments.append(self._attribute())
+                if not self._take(","):
+                    self._expect(")")
+                    break
+        return arguments
+
+    def _stray(self, attribute: Attribute, macro: str, targets: Sequence[Target]) -> AOAError:
+        if macro:
+            hint = near_miss(attribute.key, self._macros[macro])
+            return AOAError(f"{attribute.key!r} is no argument of {macro}", attribute.place, hint=hint)
+        like = [near_miss(target.place.excerpt, self._macros) for target in targets]  # a misspelt macro
+        return AOAError(f"{attribute.key!r} needs its macro", attribute.place, hint="".join(like))
 
     def _target(self) -> Target:
         start = self._at
@@ -286,7 +293,7 @@ class _Parser:
 
     def _where(self) -> dict[str, tuple[str, ...]]:
         bindings: dict[str, tuple[str, ...]] = {}
-        if not re.compile(r"where\s+\$?(\w+|\*)\s+in\b").match(self._text, self._at):
+        if not self._peek(_WHERE):
             return bindings
         self._token(_WORD)
         while True:
@@ -350,19 +357,13 @@ class _Parser:
         return value
 
     def _void(self) -> bool:
-        if not self._peek(re.compile(r"_(?![\w./*@$-])|_(?=->)")):
-            return False
-        self._token(re.compile("_"))
-        return True
+        return bool(self._token(_VOID))
 
     def _attribute_follows(self) -> bool:
         return self._peek(re.compile(r"[A-Za-z_]\w*\s*=(?!=)"))
 
     def _flag(self, word: str) -> bool:
-        if not self._peek(re.compile(rf"{word}(?![\w./*@$-])")):
-            return False
-        self._token(re.compile(word))
-        return True
+        return bool(self._token(re.compile(rf"{re.escape(word)}(?![\w./*@$-])")))
 
     def _macro_name(self) -> str:
         return next((name for name in self._macros if self._flag(name)), "")

@@ -19,12 +19,16 @@ def merge(blocks: Sequence[Block]) -> tuple[Block, ...]:
 
 
 def _merged(group: list[Block]) -> list[Block]:
-    done: list[Block] = []
-    for block in sorted(group, key=lambda block: block.dest_base):
-        done.append(block)
-        while len(done) > 1 and (both := joined(done[-2], done[-1])):
-            done[-2:] = [both]
-    return done if len(done) == len(group) else _merged(done)
+    """Blocks with one source and the same operations, joined with their neighbours until none fits."""
+    while True:
+        done: list[Block] = []
+        for block in sorted(group, key=lambda block: block.dest_base):
+            done.append(block)
+            while len(done) > 1 and (both := joined(done[-2], done[-1])):
+                done[-2:] = [both]
+        if len(done) == len(group):
+            return done
+        group = done
 
 
 def joined(first: Block, second: Block) -> Block | None:
