@@ -16,10 +16,11 @@ from oarlock.checkpoint.agreement import all_or_none
 from oarlock.checkpoint.aoa import AOA, Program, TensorSpec
 from oarlock.checkpoint.aoa.values import State
 from oarlock.checkpoint.boxes import Box
+from oarlock.checkpoint.derived import Derived
 from oarlock.checkpoint.manifest import CheckpointError
 from oarlock.checkpoint.shards import Shard
 from oarlock.checkpoint.stored import StoredTensor
-from oarlock.checkpoint.transfers import Copy, Read, Transfer, moves
+from oarlock.checkpoint.transfers import Read, Transfer, moves, transfers
 from oarlock.ranks import Ranks
 
 T = TypeVar("T")
@@ -51,7 +52,7 @@ class LoadReport:
 
 def load_tensors(
     what: str,
-    stored: Mapping[str, StoredTensor],
+    stored: Mapping[str, StoredTensor | Derived],
     destinations: Mapping[str, Shard],
     *,
     aoa: AOA | None = None,
@@ -63,10 +64,10 @@ def load_tensors(
 ) -> LoadReport:
     """Fill `destinations` from the stored tensors; see TensorSource.load."""
     failure = f"loading {what} failed, nothing was changed"
-    planned: list[_Plan] = []
+    planned: list[LoadPlan] = []
 
     def plan() -> None:
-        own = _Plan(stored, destinations, strict, cast)
+        own = LoadPlan(stored, destinations, strict, cast)
         if aoa is None:
             own.by_name()
         elif slots:
@@ -87,11 +88,15 @@ def load_tensors(
     return own.report
 
 
-class _Plan:
+class LoadPlan:
     """The transfers of one rank, and everything that is wrong with them."""
 
     def __init__(
-        self, stored: Mapping[str, StoredTensor], destinations: Mapping[str, Shard], strict: Strict, cast: bool
+        self,
+        stored: Mapping[str, StoredTensor | Derived],
+        destinations: Mapping[str, Shard],
+        strict: Strict,
+        cast: bool,
     ) -> None:
         self._stored = stored
         self._destinations = destinations
@@ -113,7 +118,8 @@ class _Plan:
                 self._problems.append(f"{name}: {problem}")
                 continue
             self.report.loaded.append(name)
-            self.transfers += [Copy(source, box, view) for box, view in shard.views() if box.volume]
+            for box, view in shard.views():
+                self.transfers += transfers(source, box, view)
         self.report.unexpected = [name for name in self._stored if name not in self._destinations]
 
     def by_program(self, aoa: AOA, prefix: str = "", state: State = "param") -> Program:
@@ -167,13 +173,14 @@ class _Plan:
         if not present:
             self.report.missing.append(slot + name)
             return
-        values = [read.tensor() for tensor in present for read in _whole(tensor)]
+        values = [_read(tensor) for tensor in present]
         if any(not torch.equal(value, values[0]) for value in values):
             told = ", ".join(f"{source}: {value.item()}" for source, value in zip(sources, values, strict=True))
             self._problems.append(f"{slot}{name} is made of several, which differ ({told})")
             return
         self.report.loaded.append(slot + name)
-        self.transfers += [Copy(present[0], box, view) for box, view in shard.views()]
+        for box, view in shard.views():
+            self.transfers += transfers(present[0], box, view)
 
     def finish(self) -> None:
         """Raise CheckpointError if names, shapes or dtypes are wrong; count what will be read."""
@@ -201,11 +208,14 @@ def _below(prefix: str, values: Mapping[str, T]) -> dict[str, T]:
     return {name.removeprefix(prefix): value for name, value in values.items() if name.startswith(prefix)}
 
 
-def _whole(stored: StoredTensor) -> list[Read]:
-    return [Read(stored, piece, Box.whole(piece.box.size)) for piece in stored.pieces]
+def _read(source: StoredTensor | Derived) -> Tensor:
+    value = torch.empty(source.shape, dtype=source.dtype)
+    for transfer in transfers(source, Box.whole(source.shape), value):
+        transfer.run()
+    return value
 
 
-def _unfit(source: StoredTensor, shard: Shard, cast: bool) -> str | None:
+def _unfit(source: StoredTensor | Derived, shard: Shard, cast: bool) -> str | None:
     if source.shape != shard.shape:
         return f"the checkpoint has shape {list(source.shape)}, the destination {list(shard.shape)}"
     if source.dtype != shard.dtype and not cast:

@@ -1,9 +1,10 @@
 """Tensors in files: their pieces, and what reading asks of a file."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -41,6 +42,14 @@ class StoredPiece:
     box: Box
 
 
+class Part(NamedTuple):
+    """What a piece holds of some box: the elements counted from the piece's corner, and their place in that box."""
+
+    piece: StoredPiece
+    box: Box
+    place: tuple[int, ...]
+
+
 @dataclass(frozen=True)
 class StoredTensor:
     """A tensor in files."""
@@ -51,23 +60,24 @@ class StoredTensor:
 
     def overlapping(self, box: Box) -> list[StoredPiece]:
         """The pieces that hold some of a box."""
-        return [piece for piece, _, _ in self.parts(box)]
+        return [part.piece for part in self.parts(box)]
 
-    def parts(self, box: Box) -> list[tuple[StoredPiece, Box, Box]]:
-        """The pieces that hold some of a box, each with what they share: counted from the piece's corner, and from
-        the box's."""
+    def parts(self, box: Box) -> Iterator[Part]:
+        """What the pieces hold of a box."""
         if not box.volume:
-            return []
+            return
         if len(self.pieces) < 8:
-            shared = [(piece, piece.box.intersect(box)) for piece in self.pieces]
-            return [(p, common.within(p.box), common.within(box)) for p, common in shared if common is not None]
+            for piece in self.pieces:
+                if common := piece.box.intersect(box):
+                    yield Part(piece, common.within(piece.box), common.within(box).offset)
+            return
         offsets, stops = self._corners
         starts = np.maximum(offsets, box.offset)
         sizes = np.minimum(stops, box.stop) - starts
         hits = np.flatnonzero((sizes > 0).all(axis=1))
         in_piece, in_box = (starts - offsets)[hits].tolist(), (starts - np.array(box.offset))[hits].tolist()
-        found = zip(hits.tolist(), in_piece, in_box, sizes[hits].tolist(), strict=True)
-        return [(self.pieces[i], Box(tuple(a), tuple(s)), Box(tuple(b), tuple(s))) for i, a, b, s in found]
+        for i, a, b, size in zip(hits.tolist(), in_piece, in_box, sizes[hits].tolist(), strict=True):
+            yield Part(self.pieces[i], Box(tuple(a), tuple(size)), tuple(b))
 
     @cached_property
     def _corners(self) -> tuple[np.ndarray, np.ndarray]:

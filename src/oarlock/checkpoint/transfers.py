@@ -16,6 +16,7 @@ from torch import Tensor
 from oarlock.checkpoint.aoa import Block, Computed, Constant
 from oarlock.checkpoint.aoa.cutting import restrict
 from oarlock.checkpoint.boxes import Box
+from oarlock.checkpoint.derived import Derived, composed
 from oarlock.checkpoint.stored import PieceFile, StoredPiece, StoredTensor
 
 
@@ -75,8 +76,8 @@ class Copy:
     @property
     def reads(self) -> Iterator[Read]:
         """What it reads."""
-        for piece, in_piece, _ in self.stored.parts(self.box):
-            yield Read(self.stored, piece, in_piece)
+        for piece, box, _ in self.stored.parts(self.box):
+            yield Read(self.stored, piece, box)
 
     @property
     def num_bytes(self) -> int:
@@ -85,8 +86,9 @@ class Copy:
 
     def run(self) -> None:
         """Write the elements."""
-        for piece, in_piece, in_box in self.stored.parts(self.box):
-            self.target[in_box.slices].copy_(Read(self.stored, piece, in_piece).tensor()[in_piece.slices])
+        for piece, box, place in self.stored.parts(self.box):
+            target = self.target[Box(place, box.size).slices]
+            target.copy_(Read(self.stored, piece, box).tensor()[box.slices])
 
 
 @dataclass(frozen=True)
@@ -121,7 +123,7 @@ class Compute:
 
     block: Block
     source: Computed
-    stored: Mapping[str, StoredTensor]
+    stored: Mapping[str, StoredTensor | Derived]
     target: Tensor
 
     @property
@@ -154,7 +156,17 @@ class Compute:
             yield tensor, list(moves(relation.query(offset, size), self.stored, tensor))
 
 
-def moves(blocks: Iterable[Block], stored: Mapping[str, StoredTensor], target: Tensor) -> Iterator[Transfer]:
+def transfers(source: StoredTensor | Derived, box: Box, target: Tensor) -> Iterator[Transfer]:
+    """What fills `target` with a box of a tensor, converting the dtype if the target has another."""
+    if not box.volume:
+        return
+    if isinstance(source, Derived):
+        yield from moves(source.relation.cast(target.dtype).query(box.offset, box.size), source.stored, target)
+    else:
+        yield Copy(source, box, target)
+
+
+def moves(blocks: Iterable[Block], stored: Mapping[str, StoredTensor | Derived], target: Tensor) -> Iterator[Transfer]:
     """The transfers that fill `target` with the blocks of a query."""
     for block in blocks:
         if isinstance(block.source, Constant):
@@ -163,13 +175,16 @@ def moves(blocks: Iterable[Block], stored: Mapping[str, StoredTensor], target: T
             yield Compute(block, block.source, stored, target)
         else:
             source = stored[block.source]
+            if isinstance(source, Derived):
+                yield from moves(composed(block, source.relation), source.stored, target)
+                continue
             for piece in source.overlapping(Box(*block.source_box())):
-                for part in _within(block, piece.box):
+                for part in within(block, piece.box):
                     read = Read(source, piece, Box(*part.source_box()).within(piece.box))
                     yield Move(part, target, read)
 
 
-def _within(block: Block, box: Box) -> list[Block]:
+def within(block: Block, box: Box) -> list[Block]:
     """The elements of a block whose source lies in a box."""
     reach = Box(*block.source_box())
     if reach.intersect(box) == reach:
