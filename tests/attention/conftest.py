@@ -14,8 +14,9 @@ DTYPES = {"backend": [torch.float64], "kernel": [torch.float64, torch.float32]}
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Each test that asks for a backend runs for all that apply on the device."""
     device = torch.device(metafunc.config.getoption("--device"))
+    named_by_the_test = {mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")}
     for fixture, dtypes in DTYPES.items():
-        if fixture in metafunc.fixturenames:
+        if fixture in metafunc.fixturenames and fixture not in named_by_the_test:
             names = [p.name for p in providers(OP) if any(_takes(p.name, device, dtype) for dtype in dtypes)]
             if fixture == "backend":
                 names = [name for name in names if name != "decode"]

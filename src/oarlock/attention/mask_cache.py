@@ -25,6 +25,18 @@ def implied_mask(
     return make(seqlen_q, seqlen_k, device=device)
 
 
+@functools.lru_cache(maxsize=_KEPT_MASKS)
+def document_mask(
+    cu_seqlens_q: tuple[int, ...],
+    cu_seqlens_k: tuple[int, ...],
+    causal: bool,
+    window: int | None,
+    device: torch.device,
+) -> ColumnMask:
+    """The mask of packed documents."""
+    return ColumnMask.from_cu_seqlens(cu_seqlens_q, cu_seqlens_k, causal=causal, window=window, device=device)
+
+
 def mask_of(bounds: Tensor, causal: bool, seqlen_q: int) -> ColumnMask:
     """The mask of a tensor of bounds; equal contents that were seen lately share one.
 

@@ -14,10 +14,8 @@ from torch import Tensor
 from oarlock.attention.flashmask import flashmask_attention
 from oarlock.attention.graph import must_dispatch
 from oarlock.attention.keywords import CommonKeywords
+from oarlock.attention.mask_cache import document_mask
 from oarlock.attention.masks import ColumnMask
-
-_KEPT_MASKS = 8
-_recent: dict[tuple, ColumnMask] = {}
 
 
 @overload
@@ -135,20 +133,13 @@ def _mask(
     window: int | None,
     device: torch.device,
 ) -> ColumnMask:
-    """The mask of the documents; the layers of a model share the last few, with their plans."""
+    """The mask of the documents, after a check."""
     cu_q = _as_tuple(cu_seqlens_q)
     cu_k = cu_q if cu_seqlens_k is None else _as_tuple(cu_seqlens_k)
     for name, cu, total, of in (("q", cu_q, total_q, "query"), ("k", cu_k, total_k, "key")):
         if not cu or cu[-1] != total:
             raise ValueError(f"cu_seqlens_{name} must end with the {total} tokens of {of}, got {list(cu)}")
-    place = (cu_q, cu_k, causal, window, device)
-    mask = _recent.pop(place, None)
-    if mask is None:
-        mask = ColumnMask.from_cu_seqlens(cu_q, cu_k, causal=causal, window=window, device=device)
-    _recent[place] = mask
-    if len(_recent) > _KEPT_MASKS:
-        del _recent[next(iter(_recent))]
-    return mask
+    return document_mask(cu_q, cu_k, causal, window, device)
 
 
 def _as_tuple(cu_seqlens: Tensor | Sequence[int]) -> tuple[int, ...]:
