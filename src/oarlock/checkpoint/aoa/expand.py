@@ -85,7 +85,7 @@ class Expansion:
             self._stars[template, on_left] = self._starred(template, on_left, place)
         names = self._stars[template, on_left].get(tuple([ids[name] for name in template.variables]))
         if not names:
-            wanted = template.filled({**ids, STAR: "0"})
+            wanted = template.example()
             hint = near_miss(wanted, self._index(on_left, place).near(wanted))
             reason = f"no tensor of the {_side(on_left)} matches {template.filled(ids)!r}"
             raise (UnknownTensor if on_left else AOAError)(reason, place, chain(statement, ids), hint)
@@ -121,7 +121,7 @@ class Expansion:
         place: Place,
     ) -> None:
         if not found:
-            wanted = leader.filled(dict.fromkeys((*leader.variables, STAR), "0"))
+            wanted = leader.example()
             hint = near_miss(wanted, self._index(on_left, place).near(wanted))
             raise AOAError(f"no tensor of the {_side(on_left)} matches", place, hint=hint)
         for name in leader.variables:

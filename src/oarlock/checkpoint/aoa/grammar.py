@@ -382,7 +382,7 @@ class _Parser:
 
     def _here(self, length: int, at: int | None = None) -> Place:
         at = self._at if at is None else at
-        return Place(self._text, at, at + length, self._label)
+        return Place(self._text, at, min(at + length, len(self._text)), self._label)
 
     def _error(self, reason: str, hint: str = "") -> AOAError:
         word = self._word_here()

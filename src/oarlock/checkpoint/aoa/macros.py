@@ -10,7 +10,7 @@ with n the number of key-value heads (Megatron's layout), or of tensor-parallel 
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_type_hints
 
 from oarlock.checkpoint.aoa import quantized
 from oarlock.checkpoint.aoa.algebra import Relation, concat, whole
@@ -81,6 +81,8 @@ def fp8_block(use: Use, *, block: int | tuple[int, ...] = 128, dtype: str = "bfl
     """weight, scale -> weight * scale, with one scale per block x block values (or per [rows, columns])."""
     data, scale = _data_and_scale("fp8_block", use)
     sizes = (block, block) if isinstance(block, int) else block
+    if not isinstance(sizes, tuple) or not all(isinstance(size, int) for size in sizes):
+        raise ValueError(f"block of fp8_block is a size or a list of sizes, got {block!r}")
     name = f"fp8_block({', '.join(use.input_names)})"
     result = quantized.fp8_block(name, data, scale, sizes, as_dtype(dtype))
     return [whole(result, result.shape, result.dtype)]
@@ -109,15 +111,15 @@ def arguments_of(macro: Macro) -> tuple[str, ...]:
 
 
 def check_arguments(name: str, macro: Macro, arguments: Mapping[str, Value]) -> None:
-    """Raise ValueError for a missing argument, or one of another type than the macro's annotation."""
-    for parameter in inspect.signature(macro).parameters.values():
-        if parameter.kind is not inspect.Parameter.KEYWORD_ONLY:
-            continue
-        if parameter.name not in arguments:
-            if parameter.default is inspect.Parameter.empty:
-                raise ValueError(f"{name} needs {parameter.name}=")
-        elif parameter.annotation is int and not isinstance(arguments[parameter.name], int):
-            raise ValueError(f"{parameter.name} of {name} is an integer, got {arguments[parameter.name]!r}")
+    """Raise ValueError for a missing argument, or one that is not the int or str that the macro asks for."""
+    kinds = get_type_hints(macro)
+    for key, parameter in inspect.signature(macro).parameters.items():
+        if key in arguments:
+            kind = kinds.get(key)
+            if kind in (int, str) and not isinstance(arguments[key], kind):
+                raise ValueError(f"{key} of {name} is of type {kind.__name__}, got {arguments[key]!r}")
+        elif parameter.kind is inspect.Parameter.KEYWORD_ONLY and parameter.default is inspect.Parameter.empty:
+            raise ValueError(f"{name} needs {key}=")
 
 
 def _fused_by_shard(

@@ -60,6 +60,10 @@ class Template:
             ]
         )  # fmt: skip
 
+    def example(self) -> str:
+        """A name like those that the template stands for: for near misses."""
+        return "".join([part if isinstance(part, str) else "0" for part in self.parts])
+
     def _marked(self) -> str:
         return "".join(part if isinstance(part, str) else "\0" for part in self.parts)
 
