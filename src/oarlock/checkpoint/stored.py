@@ -1,6 +1,6 @@
 """Tensors in files: their pieces, and what reading asks of a file."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -62,22 +62,27 @@ class StoredTensor:
         """The pieces that hold some of a box."""
         return [part.piece for part in self.parts(box)]
 
-    def parts(self, box: Box) -> Iterator[Part]:
+    def parts(self, box: Box) -> Iterable[Part]:
         """What the pieces hold of a box."""
+        return map(Part, *self.columns(box))
+
+    def columns(self, box: Box) -> tuple[Iterable[StoredPiece], Iterable[Box], Iterable[tuple[int, ...]]]:
+        """The fields of `parts`, one iterable each: a plan for thousands of pieces consists of little else."""
         if not box.volume:
-            return
+            return (), (), ()
         if len(self.pieces) < 8:
-            for piece in self.pieces:
-                if common := piece.box.intersect(box):
-                    yield Part(piece, common.within(piece.box), common.within(box).offset)
-            return
+            shared = [(piece, piece.box.intersect(box)) for piece in self.pieces]
+            hits = [(piece, common) for piece, common in shared if common is not None]
+            boxes = [common.within(piece.box) for piece, common in hits]
+            return [piece for piece, _ in hits], boxes, [common.within(box).offset for _, common in hits]
         offsets, stops = self._corners
         starts = np.maximum(offsets, box.offset)
         sizes = np.minimum(stops, box.stop) - starts
-        hits = np.flatnonzero((sizes > 0).all(axis=1))
-        in_piece, in_box = (starts - offsets)[hits].tolist(), (starts - np.array(box.offset))[hits].tolist()
-        for i, a, b, size in zip(hits.tolist(), in_piece, in_box, sizes[hits].tolist(), strict=True):
-            yield Part(self.pieces[i], Box(tuple(a), tuple(size)), tuple(b))
+        indices = np.flatnonzero((sizes > 0).all(axis=1))
+        in_piece, in_box, size = (
+            map(tuple, values[indices].tolist()) for values in (starts - offsets, starts - np.array(box.offset), sizes)
+        )
+        return map(self.pieces.__getitem__, indices.tolist()), map(Box, in_piece, size), in_box
 
     @cached_property
     def _corners(self) -> tuple[np.ndarray, np.ndarray]:

@@ -7,6 +7,7 @@ others (dequantised ones) pass through memory of their own, one block at a time.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -74,10 +75,10 @@ class Copy:
     target: Tensor
 
     @property
-    def reads(self) -> Iterator[Read]:
+    def reads(self) -> Iterable[Read]:
         """What it reads."""
-        for piece, box, _ in self.stored.parts(self.box):
-            yield Read(self.stored, piece, box)
+        pieces, boxes, _ = self.stored.columns(self.box)
+        return map(Read, repeat(self.stored), pieces, boxes)
 
     @property
     def num_bytes(self) -> int:
