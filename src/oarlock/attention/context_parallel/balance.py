@@ -1,13 +1,13 @@
 """Which rank gets which chunk: equal numbers of chunks, equal cost, and few keys to send.
 
-Chunks are dealt out by one of these methods and then, but for the first two, swapped in pairs until the costs are even:
+Chunks are dealt out by one of these methods, and for the last two then swapped in pairs until the costs are even:
 
 * contiguous: neighbouring chunks stay together;
 * dualchunk: rank r gets the r-th piece from the front and the r-th from the back (zigzag), even for plain causal;
 * lpt: the costliest chunk first, each to the rank with least cost so far (longest processing time);
 * affinity: rank by rank, the costliest chunk left and then whichever asks for fewest new keys, as long as what is
-  left can still give every rank an equal share;
-* auto: lpt or affinity, whichever asks for fewer keys at an equal balance.
+  left can still give every rank an equal share, up to 2 %;
+* auto: the one of these that asks for fewest keys among those that are balanced up to 2 %.
 
 All are deterministic: ties go to the lower chunk and the lower rank.
 
@@ -24,7 +24,7 @@ import numpy as np
 
 METHODS = ("auto", "contiguous", "dualchunk", "lpt", "affinity")
 SLACK = 0.02
-"""Excess of the highest cost over the mean up to which `auto` prefers fewer keys to a better balance."""
+"""Excess of the highest cost over the mean up to which fewer keys are preferred to a better balance."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,14 +51,20 @@ def assign(chunks: Chunks, num_ranks: int, method: str) -> np.ndarray:
     """
     if method not in METHODS:
         raise ValueError(f"unknown method {method!r} of balancing; choose one of {', '.join(METHODS)}")
+    if method != "auto":
+        return _assign(chunks, num_ranks, method)
+    found = [_assign(chunks, num_ranks, name) for name in METHODS[1:]]
+    return min(found, key=lambda owner: _merit(owner, chunks, num_ranks))
+
+
+def _assign(chunks: Chunks, num_ranks: int, method: str) -> np.ndarray:
     if method == "contiguous":
         return contiguous(len(chunks.costs), num_ranks)
     if method == "dualchunk":
         return dualchunk(len(chunks.costs), num_ranks)
-    names = ("lpt", "affinity") if method == "auto" else (method,)
-    makers = {"lpt": lpt, "affinity": affinity}
-    found = [refine(makers[name](chunks, num_ranks), chunks.costs, num_ranks) for name in names]
-    return found[0] if len(found) == 1 else min(found, key=lambda owner: _merit(owner, chunks, num_ranks))
+    if method == "lpt":
+        return refine(lpt(chunks, num_ranks), chunks.costs, num_ranks)
+    return refine(affinity(chunks, num_ranks), chunks.costs, num_ranks, slack=SLACK)
 
 
 def quotas(count: int, num_ranks: int) -> np.ndarray:
@@ -129,8 +135,8 @@ def _fill(owner: np.ndarray, rank: int, quota: int, target: float, chunks: Chunk
         )
         rest = lacking - cost
         violation = np.maximum(cheapest - rest, rest - costliest).clip(min=0)
-        eligible = violation <= max(violation.min(), SLACK / 2 * target)
-        # own keys need not be sent; prefer costly chunks, which are the hardest to place
+        eligible = violation <= max(violation.min(), SLACK * target)
+        # own keys need not be sent; among equals the costliest, which is the hardest to place
         price = new_keys - np.where(seen[left], sizes[left], 0) if mine.any() else np.zeros(len(left), np.int64)
         choice = len(left) - 1 - int(np.where(eligible, price, np.iinfo(np.int64).max)[::-1].argmin())
         chunk = left[choice]
@@ -143,16 +149,19 @@ def _fill(owner: np.ndarray, rank: int, quota: int, target: float, chunks: Chunk
         new_keys = new_keys - needs[np.ix_(left, np.flatnonzero(added))] @ sizes[added]
 
 
-def refine(owner: np.ndarray, costs: np.ndarray, num_ranks: int) -> np.ndarray:
+def refine(owner: np.ndarray, costs: np.ndarray, num_ranks: int, slack: float = 0.0) -> np.ndarray:
     """Swap pairs of chunks between the costliest rank and cheaper ones while that lowers the higher of the two costs.
 
-    Each swap is the one that brings the two ranks closest together.
+    Each swap is the one that brings the two ranks closest together; none where the costliest is within ``slack``.
     """
     owner = owner.copy()
     load = np.bincount(owner, weights=costs, minlength=num_ranks).astype(np.int64)
+    enough = load.sum() / num_ranks * (1 + slack)
     for _ in range(len(costs) + 8 * num_ranks):
         high = int(load.argmax())
-        if not any(_swap(owner, costs, load, high, int(low)) for low in np.argsort(load, kind="stable")):
+        if load[high] <= enough or not any(
+            _swap(owner, costs, load, high, int(low)) for low in np.argsort(load, kind="stable")
+        ):
             break
     return owner
 
