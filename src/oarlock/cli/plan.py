@@ -92,10 +92,10 @@ def planned_vocab_size(config: "TrainConfig") -> int:
 
 def _read_data(config: "TrainConfig") -> "tuple[int, Packing]":
     """(entries of the tokenizer, packing of the first epoch)."""
-    from oarlock.train.build import prepare_data
     from oarlock.train.data import PackedLoader
+    from oarlock.train.tasks import choose_task
 
-    data = prepare_data(config.data, config.model)
+    data = choose_task(config).prepare()
     loader = PackedLoader(data.train, config.data.sequence_length, config.train.batch_size, config.train.seed)
     return data.vocab_size, loader.packing
 

@@ -143,8 +143,9 @@ class ScheduleConfig:
 class TrainSection:
     """The loop."""
 
-    task: Literal["pretrain", "sft"] = "pretrain"
-    """What is learned: pretrain (all text of documents), sft (the assistant's answers in conversations)."""
+    task: Literal["pretrain", "sft", "dpo"] = "pretrain"
+    """What is learned: pretrain (all text of documents), sft (the assistant's answers in conversations), dpo (which of
+    two answers is better)."""
     out: str = "runs/default"
     """Folder of the run: config.toml, metrics.jsonl, checkpoints, hf, report.html, tb."""
     steps: int = 0
@@ -180,6 +181,16 @@ class TrainSection:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DpoConfig:
+    """Direct preference optimisation, for task dpo."""
+
+    beta: float = 0.1
+    """How dear it is to leave the starting model: the margin is beta times the gain of log-probability."""
+    label_smoothing: float = 0.0
+    """Probability that a label is wrong, in [0, 0.5)."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
     """What is kept."""
 
@@ -210,6 +221,7 @@ class TrainConfig:
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     train: TrainSection = field(default_factory=TrainSection)
+    dpo: DpoConfig = field(default_factory=DpoConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
 
@@ -218,6 +230,12 @@ class TrainConfig:
         check_limits(self.to_dict())
         if self.train.steps == 0 and self.train.flops == 0:
             raise ValueError("nothing to do: set train.steps, or a budget in train.flops (for example 2e13)")
+        shortest = LEAST_CHUNK * self.parallel.context
+        if self.parallel.context > 1 and self.data.sequence_length < shortest:
+            raise ValueError(
+                f"data.sequence_length = {self.data.sequence_length} is too short for {self.parallel.context} ranks; "
+                f"make it at least {shortest}, or parallel.context smaller"
+            )
 
     def to_dict(self) -> dict[str, Any]:
         """Nested dict of plain values, in the order of the fields."""
@@ -230,12 +248,6 @@ class TrainConfig:
             lines += [f"[{section}]", *(f"{key} = {_toml_value(value)}" for key, value in values.items()), ""]
         return "\n".join(lines)
 
-        shortest = LEAST_CHUNK * self.parallel.context
-        if self.parallel.context > 1 and self.data.sequence_length < shortest:
-            raise ValueError(
-                f"data.sequence_length = {self.data.sequence_length} is too short for {self.parallel.context} ranks; "
-                f"make it at least {shortest}, or parallel.context smaller"
-            )
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> TrainConfig:
     """Read a TOML file and apply `--section.key value` (or `--section.key=value`) pairs.

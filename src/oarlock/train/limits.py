@@ -68,6 +68,8 @@ _LIMITS: dict[str, Limit] = {
     "optimizer.momentum": _DECAY,
     "schedule.decay_share": _SHARE,
     "schedule.final_factor": _SHARE,
+    "dpo.beta": _POSITIVE,
+    "dpo.label_smoothing": Limit(0, 0.5, below=True),
     "train.seed": Limit(0, 2**63 - 1),
     "train.threads": Limit(0, MAX_THREADS),
     "parallel.data": Limit(-1, _LARGEST_INTEGER),

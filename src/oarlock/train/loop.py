@@ -275,6 +275,7 @@ class Trainer:
         if self.rank == 0:
             event = "start" if self.resume_from is None else "resume"
             details = {
+                "task": self.config.train.task,
                 "num_steps": self.num_steps,
                 "num_parameters": count,
                 "packing": asdict(packing),

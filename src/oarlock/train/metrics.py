@@ -7,8 +7,9 @@
 
 Fields of the kinds `train` and `eval`, all optional: `loss` (nats per token), `grad_norm`, `lr`, `tokens` (seen since
 step 1), `tokens_per_second`, `seconds` (trained since step 1, over all resumptions), `memory_bytes`, `mm_share` (share
-of the measured matmul peak), `flops` (spent since step 1), `bits_per_byte`. The kind `event` carries its name in
-`event` and whatever belongs to it.
+of the measured matmul peak), `flops` (spent since step 1), `bits_per_byte`; of task dpo, whose loss is per pair,
+`accuracy`, `margin`, `chosen_logp` and `rejected_logp` (means over pairs). The kind `event` carries its name in `event`
+and whatever belongs to it.
 """
 
 import json

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["Progress"]
 
 _REFRESH_SECONDS = 0.1
+_NOT_SHOWN = {"chosen_logp", "rejected_logp"}
 _ETA_STEPS = 50  # the estimate follows the pace of so many last steps
 
 
@@ -72,8 +73,8 @@ class Progress:
 
         Args:
             step: steps done.
-            values: `loss`, `grad_norm`, `lr`, `tokens_per_second`, `mm_share`, `memory_bytes`; what is missing or
-                None is not shown.
+            values: `loss`, `accuracy`, `margin`, `grad_norm`, `lr`, `tokens_per_second`, `mm_share`, `memory_bytes`;
+                what is missing or None is not shown, nor are `chosen_logp` and `rejected_logp`.
         """
         self._marks.append((step, self._clock()))
         if self._silent:
@@ -135,13 +136,15 @@ def _fields(values: dict[str, float | None]) -> list[tuple[str, str]]:
     """(label, value) of what is known, in the order of the line."""
     shapes: dict[str, tuple[str, Callable[[float], str]]] = {
         "loss": ("loss", lambda v: f"{v:.3f}"),
+        "accuracy": ("acc", lambda v: f"{v:.2f}"),
+        "margin": ("margin", lambda v: f"{v:.2f}"),
         "grad_norm": ("grad", lambda v: f"{v:.2f}"),
         "lr": ("lr", lambda v: format_scientific(v, 1)),
         "tokens_per_second": ("", lambda v: f"{format_count(v)} tok/s"),
         "mm_share": ("mm", lambda v: f"{v:.2f}"),
         "memory_bytes": ("mem", format_bytes),
     }
-    if unknown := sorted(set(values) - set(shapes)):
+    if unknown := sorted(set(values) - set(shapes) - _NOT_SHOWN):
         raise TypeError(f"progress shows {', '.join(shapes)}; not {', '.join(unknown)}")
     return [(label, shape(v)) for name, (label, shape) in shapes.items() if (v := values.get(name)) is not None]
 

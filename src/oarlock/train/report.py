@@ -116,13 +116,16 @@ def _subtitle(records: Records, start: dict[str, Any], end: dict[str, Any]) -> s
 
 def _facts(train: Records, evals: Records) -> list[tuple[str, str, str]]:
     facts: list[tuple[str, str, str]] = []
+    if accuracies := _column(evals, "accuracy"):
+        margin = _column(evals, "margin")
+        facts.append(("Accuracy", f"{accuracies[-1]:.3f}", f"validation, margin {margin[-1]:.3f}" if margin else ""))
     scored = [r for r in evals if _is_finite(r.get("bits_per_byte"))]
     if scored:
         best = min(scored, key=lambda r: r["bits_per_byte"])
         note = f"best {best['bits_per_byte']:.4f} at step {best['step']:,}" if best is not scored[-1] else "the best"
         facts.append(("Bits per byte", f"{scored[-1]['bits_per_byte']:.4f}", f"validation, {note}"))
     if losses := _column(train, "loss"):
-        facts.append(("Training loss", f"{smooth(losses, _width(losses))[-1]:.3f}", "nats per token, smoothed"))
+        facts.append(("Training loss", f"{smooth(losses, _width(losses))[-1]:.3f}", f"{_loss_unit(train)}, smoothed"))
     if seconds := _column(train, "seconds"):
         evaluating = _column(evals, "evaluation_seconds")
         note = f"and {format_duration(sum(evaluating))} evaluating" if evaluating else ""
@@ -151,10 +154,11 @@ def _charts(train: Records, evals: Records) -> list[str]:
         ]
         if checks := _column(evals, "loss", keep_gaps=True):
             series.append(Series("validation", [r["step"] for r in evals], checks, points=True, color=1))
-        charts.append(line_chart(series, title="Loss", y_label="nats per token"))
+        charts.append(line_chart(series, title="Loss", y_label=_loss_unit(train)))
     if scores := _column(evals, "bits_per_byte", keep_gaps=True):
         series = [Series("validation", [r["step"] for r in evals], scores, points=True, color=1)]
         charts.append(line_chart(series, title="Bits per byte", y_label="validation"))
+    charts += _preference_charts(train, evals)
     for name, title, unit, log_y, is_noisy in (
         ("lr", "Learning rate", "", False, False),
         ("grad_norm", "Gradient norm", "before clipping", True, True),
@@ -169,6 +173,33 @@ def _charts(train: Records, evals: Records) -> list[str]:
             series.append(Series("smoothed", steps, smooth(values, _width(values)), color=0))
         charts.append(line_chart(series, title=title, y_label=unit, log_y=log_y))
     return charts
+
+
+def _preference_charts(train: Records, evals: Records) -> list[str]:
+    """What a run of task dpo shows besides its loss."""
+    charts = []
+    for title, unit, names in (
+        ("Accuracy", "pairs with a margin above 0", {"accuracy": ""}),
+        ("Margin", "beta x gain in log-probability", {"margin": ""}),
+        ("Log-probability of answers", "nats per answer", {"chosen_logp": "chosen", "rejected_logp": "rejected"}),
+    ):
+        series = []
+        for index, (name, label) in enumerate(names.items()):
+            if values := _column(train, name, keep_gaps=True):
+                smoothed = smooth(values, _width(values))
+                series.append(
+                    Series(f"{label} training".strip(), [r["step"] for r in train], smoothed, color=2 * index)
+                )
+            if checks := _column(evals, name, keep_gaps=True):
+                steps = [r["step"] for r in evals]
+                series.append(Series(f"{label} validation".strip(), steps, checks, points=True, color=2 * index + 1))
+        if series:
+            charts.append(line_chart(series, title=title, y_label=unit))
+    return charts
+
+
+def _loss_unit(train: Records) -> str:
+    return "per pair" if any("margin" in record for record in train) else "nats per token"
 
 
 def _event_rows(events: Records) -> list[tuple[str, str, str]]:

@@ -17,7 +17,7 @@ from oarlock.train.config import TrainConfig, load_config
 
 # A resumed run must be the same model on the same data in the same order; the rest may change. Where the data lies may
 # change too: the text itself is compared through a hash in the checkpoint.
-FIXED_SECTIONS = ("model", "data")
+FIXED_SECTIONS = ("model", "data", "dpo")
 FREE_KEYS = tuple(("data", key) for key in ("cache", "corpus", "validation", "tokenizer", "chat_template"))
 FIXED_KEYS = (
     ("train", "task"),

@@ -31,12 +31,13 @@ class PackingReport:
     fill: float
     """Share of the sequences' tokens that is not padding."""
     pieces_per_sequence: float
+    unit: str = "documents"
 
     def __str__(self) -> str:
         return (
             f"{self.num_sequences} sequences, fill {self.fill:.2%}, "
-            f"{self.pieces_per_sequence:.2f} documents per sequence, "
-            f"{self.num_cut} of {self.num_documents} documents cut"
+            f"{self.pieces_per_sequence:.2f} {self.unit} per sequence, "
+            f"{self.num_cut} of {self.num_documents} {self.unit} cut"
         )
 
 
@@ -105,6 +106,21 @@ def pack(offsets: np.ndarray, num_bytes: np.ndarray, seq_len: int, generator: np
     if len(num_bytes) == 0:
         raise ValueError("no documents to pack")
     starts, lengths, piece_bytes, num_cut = _cut(offsets, num_bytes, seq_len)
+    order, row_offsets = arrange(lengths, seq_len, generator)
+    return Packing(seq_len, starts[order], lengths[order], piece_bytes[order], row_offsets, len(num_bytes), num_cut)
+
+
+def arrange(lengths: np.ndarray, seq_len: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Best-fit decreasing into rows of random order.
+
+    Args:
+        lengths: int64 [P], each at most S.
+        seq_len: tokens S of a row.
+        generator: as in `pack`.
+
+    Returns:
+        The pieces row after row, int64 [P], and where the rows begin in it, int64 [R + 1].
+    """
     order = generator.permutation(len(lengths))
     step = max(1, seq_len // _STEPS)
     order = order[np.argsort(-(lengths[order] // step), kind="stable")]
@@ -114,7 +130,7 @@ def pack(offsets: np.ndarray, num_bytes: np.ndarray, seq_len: int, generator: np
     order = order[by_row]
     row_offsets = np.zeros(num_rows + 1, np.int64)
     np.cumsum(np.bincount(place, minlength=num_rows), out=row_offsets[1:])
-    return Packing(seq_len, starts[order], lengths[order], piece_bytes[order], row_offsets, len(num_bytes), num_cut)
+    return order, row_offsets
 
 
 def _cut(offsets: np.ndarray, num_bytes: np.ndarray, seq_len: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:

@@ -167,7 +167,7 @@ def read_preference(record: Mapping[str, Any], where: str) -> Preference:
 
 
 def _as_messages(value: Any, role: str, field: str, where: str) -> list[Message]:
-    return [{"role": role, "content": value}] if isinstance(value, str) else _messages(value, field, where)
+    return _messages([{"role": role, "content": value}] if isinstance(value, str) else value, field, where)
 
 
 def _messages(value: Any, field: str, where: str) -> list[Message]:
