@@ -38,6 +38,11 @@ def has_nan(*tensors: Tensor) -> bool:
     return any(bool(x.sum().isnan()) for x in tensors)
 
 
+def all_finite(*tensors: Tensor) -> bool:
+    """Whether none of them holds a NaN or an infinity (or sums to one)."""
+    return all(bool(x.sum(dtype=torch.promote_types(x.dtype, torch.float32)).isfinite()) for x in tensors)
+
+
 def clean(query: Tensor, key: Tensor, value: Tensor, mask: ColumnMask, block_mask: Tensor | None) -> Cleaned:
     """Zeros in place of all vectors with a NaN or an infinity, and the rows that must not hide them."""
     bad_query = ~query.isfinite().all(dim=-1)

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from oarlock.attention.block_plan import block_plan
-from oarlock.attention.finite import clean, gradients_of_finite, has_nan
+from oarlock.attention.finite import all_finite, clean, gradients_of_finite, has_nan
 from oarlock.attention.plan import Bias, Kind, RowTile, Segment, TilePlan, tile_plan
 from oarlock.attention.request import BACKWARD, OP, AttentionRequest, Options
 from oarlock.providers import register
@@ -50,7 +50,8 @@ def aten(query: Tensor, key: Tensor, value: Tensor, options: Options) -> tuple[T
     assert options.dropout is None
     plan = _plan(options)
     out, lse = _forward(query, key, value, plan, options.scale)
-    if has_nan(out, lse):
+    # A row whose scores are all -inf looks to the kernel like one without keys.
+    if has_nan(out, lse) or not all_finite(query, key):
         cleaned = clean(query, key, value, options.mask, options.block_mask)
         out, lse = _forward(cleaned.query, cleaned.key, cleaned.value, plan, options.scale)
         out = out.masked_fill(cleaned.poisoned[..., None], float("nan"))

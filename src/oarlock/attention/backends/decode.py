@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from oarlock.attention.backends.cpu import FEW_KEYS
-from oarlock.attention.finite import clean, has_nan
+from oarlock.attention.finite import all_finite, clean, has_nan
 from oarlock.attention.masks import ColumnMask
 from oarlock.attention.request import OP, AttentionRequest, Options
 from oarlock.providers import register
@@ -53,7 +53,8 @@ def decode(query: Tensor, key: Tensor, value: Tensor, options: Options) -> tuple
             None if x is None else x.repeat_interleave(query.shape[2] // x.shape[1], dim=1) for x in (bias, blind)
         )
     out, lse = _attend(query, key, value, bias, blind, scale)
-    if bias is not None and has_nan(out, lse):
+    # A row whose scores are all -inf looks to the kernel like one without keys, of which it says lse = 0.
+    if has_nan(out, lse) or (bool((lse == 0).any()) and not all_finite(query, key)):
         cleaned = clean(query, key, value, mask, None)
         out, lse = _attend(cleaned.query, cleaned.key, cleaned.value, bias, blind, scale)
         out = out.masked_fill(cleaned.poisoned[..., None], float("nan"))

@@ -11,6 +11,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from oarlock import _native
+from oarlock.attention.finite import all_finite, clean
 from oarlock.attention.request import BACKWARD, OP, AttentionRequest, Options
 from oarlock.providers import register
 
@@ -48,7 +49,14 @@ def _native_options(options: Options) -> _native.AttentionOptions:
 @register(OP, "fused", priority=20, refuse=_refuse)
 def fused(query: Tensor, key: Tensor, value: Tensor, options: Options) -> tuple[Tensor, Tensor]:
     """The forward; equal inputs give equal bits for any number of threads."""
-    return _native.attention_forward(query, key, value, _native_options(options))
+    out, lse = _native.attention_forward(query, key, value, _native_options(options))
+    # A row whose scores are all -inf looks to the kernel like one without keys.
+    looks_blind = lse == float("-inf")
+    if looks_blind.any() and not all_finite(query, key):
+        poisoned = clean(query, key, value, options.mask, options.block_mask).poisoned & looks_blind.mT
+        out = out.masked_fill(poisoned[..., None], float("nan"))
+        lse = lse.masked_fill(poisoned.mT, float("nan"))
+    return out, lse
 
 
 @register(BACKWARD, "fused", priority=20, refuse=_refuse)
