@@ -53,6 +53,8 @@ w = W["w"]
         ("w -> x, rearrange='r c -> (r c)'", w.reshape(24)),
         ("w -> x, pad=8", torch.cat([w, torch.zeros(2, 4)])),
         ("w -> x, pad=5, axis=-1", torch.cat([w, torch.zeros(6, 1)], 1)),
+        ("w -> x, pad=7, add=1, dtype=bfloat16", torch.cat([w + 1, torch.ones(1, 4)]).bfloat16()),
+        ("w -> x, dtype=float8_e4m3fn, pad=7", torch.cat([w, torch.zeros(1, 4)]).to(torch.float8_e4m3fn)),
         ("w, w -> x, axis=-1", torch.cat([w, w], 1)),
         ("w, w -> x, stack=1", torch.stack([w, w], 1)),
         ("w -> x, stack=0", w[None]),

@@ -4,7 +4,7 @@ from oarlock.checkpoint.aoa.algebra import Relation
 from oarlock.checkpoint.aoa.blocks import Atom, Block, Constant
 from oarlock.checkpoint.aoa.errors import AOAError
 from oarlock.checkpoint.aoa.evaluate import TensorSpec
-from oarlock.checkpoint.aoa.execute import materialize
+from oarlock.checkpoint.aoa.execute import fill, materialize
 from oarlock.checkpoint.aoa.macros import Macro, Use
 from oarlock.checkpoint.aoa.program import AOA, Program
 from oarlock.checkpoint.aoa.quantized import Computed
@@ -27,5 +27,6 @@ __all__ = [
     "TensorSpec",
     "Use",
     "ValueOp",
+    "fill",
     "materialize",
 ]

@@ -10,7 +10,8 @@ an affine rule, or by one that is affine on parts of a block:
     unflatten   d_k // C, d_k % C         on parts that stay within a row                     (cutting.at_row_ends)
     pad         a block of constants beside the others
 
-so the algebra is closed: every composition is again a list of blocks. The blocks of a relation are disjoint and cover
+so the algebra is closed: every composition is again a list of blocks. `n, p, s, q, d` are the fields of an atom in the
+order of the legend in blocks.py (n, p, σ, q, δ). The blocks of a relation are disjoint and cover
 the tensor, Σ volume = number of elements; the operations keep that.
 """
 
@@ -23,7 +24,7 @@ from functools import lru_cache
 
 import torch
 
-from oarlock.checkpoint.aoa.blocks import Atom, Block, Constant, atom_order, fused
+from oarlock.checkpoint.aoa.blocks import Atom, Block, Constant, fused
 from oarlock.checkpoint.aoa.cutting import at_row_ends, restrict
 from oarlock.checkpoint.aoa.merging import merge
 from oarlock.checkpoint.aoa.quantized import Computed
@@ -56,10 +57,10 @@ class Relation:
         place = [0] * len(order)
         for new, old in enumerate(order):
             place[old] = new
-        blocks = []
-        for b in self.blocks:
-            atoms = sorted([Atom(n, p, s, place[q], d) for n, p, s, q, d in b.atoms], key=atom_order)
-            blocks.append(Block(b.source, tuple(atoms), b.source_base, tuple([b.dest_base[k] for k in order]), b.ops))
+        blocks = [
+            b.onto([Atom(n, p, s, place[q], d) for n, p, s, q, d in b.atoms], [b.dest_base[k] for k in order])
+            for b in self.blocks
+        ]
         return Relation(tuple([self.shape[k] for k in order]), self.dtype, tuple(blocks))
 
     def slice(self, dim: int, start: int, stop: int, step: int = 1) -> Relation:
@@ -67,12 +68,9 @@ class Relation:
         if (start, stop, step) == (0, self.shape[dim], 1):
             return self
         blocks = []
-        for part in (part for block in self.blocks for part in restrict(block, dim, start, stop, step)):
-            atoms = part.atoms
-            if step > 1:
-                atoms = tuple([a._replace(dest_step=a.dest_step // step) if a.dest_dim == dim else a for a in atoms])
-            base = (part.dest_base[dim] - start) // step
-            blocks.append(Block(part.source, atoms, part.source_base, _put(part.dest_base, dim, base), part.ops))
+        for b in (part for block in self.blocks for part in restrict(block, dim, start, stop, step)):
+            atoms = [Atom(n, p, s, q, d // step if q == dim else d) for n, p, s, q, d in b.atoms]
+            blocks.append(b.onto(atoms, _put(b.dest_base, dim, (b.dest_base[dim] - start) // step)))
         return Relation(_put(self.shape, dim, len(range(start, stop, step))), self.dtype, tuple(blocks))
 
     def split(self, dim: int, sizes: Sequence[int]) -> list[Relation]:
@@ -93,7 +91,7 @@ class Relation:
             atoms = [Atom(n, p, s, q - (q > dim), d * width if q == dim else d) for n, p, s, q, d in b.atoms]
             row, column = b.dest_base[dim : dim + 2]
             base = (*b.dest_base[:dim], row * width + column, *b.dest_base[dim + 2 :])
-            blocks.append(Block(b.source, fused(tuple(atoms)), b.source_base, base, b.ops))
+            blocks.append(b.onto(fused(atoms), base))
         return Relation(shape, self.dtype, merge(blocks))
 
     def unflatten(self, dim: int, num_rows: int, width: int) -> Relation:
@@ -108,35 +106,23 @@ class Relation:
                 for n, p, s, q, d in b.atoms
             ]
             base = (*b.dest_base[:dim], *divmod(b.dest_base[dim], width), *b.dest_base[dim + 1 :])
-            blocks.append(Block(b.source, tuple(sorted(atoms, key=atom_order)), b.source_base, base, b.ops))
+            blocks.append(b.onto(atoms, base))
         return Relation(shape, self.dtype, merge(blocks))
 
     def unsqueeze(self, dim: int) -> Relation:
         """One more axis, of size 1, before axis `dim`."""
-        blocks = [
-            Block(
-                b.source,
-                tuple([Atom(n, p, s, q + (q >= dim), d) for n, p, s, q, d in b.atoms]),
-                b.source_base,
-                (*b.dest_base[:dim], 0, *b.dest_base[dim:]),
-                b.ops,
-            )
-            for b in self.blocks
-        ]
+        blocks = []
+        for b in self.blocks:
+            atoms = [Atom(n, p, s, q + (q >= dim), d) for n, p, s, q, d in b.atoms]
+            blocks.append(b.onto(atoms, (*b.dest_base[:dim], 0, *b.dest_base[dim:])))
         return Relation((*self.shape[:dim], 1, *self.shape[dim:]), self.dtype, tuple(blocks))
 
     def squeeze(self, dim: int) -> Relation:
         """Without axis `dim`, which has size 1."""
-        blocks = [
-            Block(
-                b.source,
-                tuple([Atom(n, p, s, q - (q > dim), d) for n, p, s, q, d in b.atoms]),
-                b.source_base,
-                (*b.dest_base[:dim], *b.dest_base[dim + 1 :]),
-                b.ops,
-            )
-            for b in self.blocks
-        ]
+        blocks = []
+        for b in self.blocks:
+            atoms = [Atom(n, p, s, q - (q > dim), d) for n, p, s, q, d in b.atoms]
+            blocks.append(b.onto(atoms, (*b.dest_base[:dim], *b.dest_base[dim + 1 :])))
         return Relation((*self.shape[:dim], *self.shape[dim + 1 :]), self.dtype, tuple(blocks))
 
     def reshape(self, shape: Sequence[int]) -> Relation:
@@ -205,7 +191,7 @@ def constant(value: float, shape: tuple[int, ...], dtype: torch.dtype) -> Relati
     if 0 in shape:
         return Relation(shape, dtype, ())
     atoms = tuple([Atom(n, 0, 0, k, 1) for k, n in enumerate(shape) if n > 1])
-    return Relation(shape, dtype, (Block(Constant(value), atoms, (0,), (0,) * len(shape)),))
+    return Relation(shape, dtype, (Block(Constant(value, dtype), atoms, (0,), (0,) * len(shape)),))
 
 
 def concat(parts: Sequence[Relation], dim: int) -> Relation:
@@ -222,12 +208,7 @@ def concat(parts: Sequence[Relation], dim: int) -> Relation:
             )
     blocks, offset = [], 0
     for part in parts:
-        if offset:
-            for b in part.blocks:
-                base = _put(b.dest_base, dim, b.dest_base[dim] + offset)
-                blocks.append(Block(b.source, b.atoms, b.source_base, base, b.ops))
-        else:
-            blocks += part.blocks
+        blocks += [b.onto(b.atoms, _put(b.dest_base, dim, b.dest_base[dim] + offset)) for b in part.blocks]
         offset += part.shape[dim]
     return Relation(_put(first.shape, dim, offset), first.dtype, merge(blocks))
 

@@ -33,24 +33,22 @@ def steps(attributes: Sequence[Attribute]) -> list[tuple[Attribute, Step]]:
     for attribute in attributes:
         if given[attribute.key] is not attribute and attribute.key not in ("dtype", "add", "mul", "permute", "reshape"):
             raise AOAError(f"{attribute.key} is given twice", given[attribute.key].place)
-    for key, partner in (("sizes", "axis"), ("src_dtype", "dst_dtype"), ("dst_dtype", "src_dtype"), ("only", None)):
-        if key in given and partner is not None and partner not in given:
+    for key, partner in (("sizes", "axis"), ("src_dtype", "dst_dtype"), ("dst_dtype", "src_dtype")):
+        if key in given and partner not in given:
             raise AOAError(f"{key} needs {partner} beside it", given[key].place)
-    if "only" in given and _word(given["only"]) not in ("param", "optim", "all"):
-        raise AOAError("only is one of param, optim, all", given["only"].place)
     if "axis" in given and "stack" in given:
         raise AOAError(
             "axis joins along an existing axis, stack along a new one: give one of them", given["stack"].place
         )
+    only = _scope(given.get("only"))
     result = []
     for attribute in attributes:
         if attribute.key not in ("sizes", "only", "src_dtype"):
-            result.append((attribute, _step(attribute, given)))
+            result.append((attribute, _step(attribute, given, only)))
     return result
 
 
-def _step(attribute: Attribute, given: dict[str, Attribute]) -> Step:
-    only: Scope = given["only"].value if "only" in given else "param"  # type: ignore[assignment]
+def _step(attribute: Attribute, given: dict[str, Attribute], only: Scope) -> Step:
     match attribute.key:
         case "axis" if "pad" in given:
             axis = _int(attribute)
@@ -161,6 +159,15 @@ def _word(attribute: Attribute) -> str:
     if not isinstance(attribute.value, str):
         raise AOAError(f"{attribute.key} is a word or a string", attribute.place)
     return attribute.value
+
+
+def _scope(attribute: Attribute | None) -> Scope:
+    match attribute:
+        case None:
+            return "param"
+        case Attribute(value=("param" | "optim" | "all") as scope):
+            return scope
+    raise AOAError("only is one of param, optim, all", attribute.place)
 
 
 def _dtype(attribute: Attribute) -> torch.dtype:

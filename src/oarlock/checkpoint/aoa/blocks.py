@@ -18,7 +18,7 @@ Both sides are strided, so one `copy_` between two `as_strided` views executes a
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -55,6 +55,7 @@ class Constant(NamedTuple):
     """The source of padding: one value, read over and over with step 0."""
 
     value: float
+    dtype: torch.dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +131,11 @@ class Block:
         """The elements with first <= i_a < first + count."""
         return self.at(atom, first).with_atom(atom.every(1, count))
 
+    def onto(self, atoms: Iterable[Atom], dest_base: Iterable[int]) -> Block:
+        """The same source elements elsewhere in the destination."""
+        ordered = tuple(sorted(atoms, key=atom_order))
+        return Block(self.source, ordered, self.source_base, tuple(dest_base), self.ops)
+
     def with_ops(self, ops: tuple[ValueOp, ...]) -> Block:
         """The same elements with other value operations."""
         return Block(self.source, self.atoms, self.source_base, self.dest_base, ops)
@@ -156,7 +162,10 @@ class Block:
         """
         dest = self._view(destination, self.dest_base, [(a.dest_dim, a.dest_step) for a in self.atoms])
         if isinstance(self.source, Constant):
-            dest.fill_(self.source.value)
+            value = torch.tensor(self.source.value, dtype=self.source.dtype)
+            for op in self.ops:
+                value = op(value)
+            dest.copy_(value)
             return
         base = self.source_base
         if origin is not None:
@@ -184,7 +193,7 @@ def atom_order(atom: Atom) -> tuple[int, int]:
     return atom.dest_dim, -atom.dest_step
 
 
-def fused(atoms: tuple[Atom, ...]) -> tuple[Atom, ...]:
+def fused(atoms: Iterable[Atom]) -> tuple[Atom, ...]:
     """Fewer atoms for the same elements: i_a n_b + i_b is one index where both sides step alike. Sorts the atoms."""
     result: list[Atom] = []
     for inner in sorted(atoms, key=atom_order):
