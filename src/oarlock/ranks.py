@@ -1,10 +1,12 @@
 """What the processes of a job tell each other: JSON texts, gathered as tensors of bytes (no pickle)."""
 
 import json
+from collections.abc import Sequence
 from typing import Any, Self
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 
 class JobError(RuntimeError):
@@ -54,6 +56,25 @@ class Ranks:
         texts = [torch.empty_like(padded) for _ in range(self.size)]
         dist.all_gather(texts, padded, group=self._group)
         return [json.loads(bytes(t[: int(n)].cpu().numpy())) for t, n in zip(texts, sizes, strict=True)]
+
+    def exchange(self, outgoing: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
+        """Send bytes from every rank to every rank; all ranks call it.
+
+        Args:
+            outgoing: per receiver, uint8 [n] on the CPU.
+            sizes: per sender, how many bytes come from it.
+
+        Returns:
+            Per sender, uint8 [n] on the CPU.
+
+        Raises:
+            RuntimeError: from torch.distributed, when a process is gone or late.
+        """
+        device = communication_device(self._group)
+        received = torch.empty(sum(sizes), dtype=torch.uint8, device=device)
+        sent = torch.cat(list(outgoing)).to(device)
+        dist.all_to_all_single(received, sent, list(sizes), [len(part) for part in outgoing], group=self._group)
+        return list(received.cpu().split(list(sizes)))
 
 
 def communication_device(group: dist.ProcessGroup | None) -> torch.device:

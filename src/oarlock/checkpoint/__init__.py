@@ -1,5 +1,6 @@
 """Checkpoints: complete and verified, or not there at all. The format is described in docs/checkpoints.md."""
 
+from oarlock.checkpoint.background import PendingSave
 from oarlock.checkpoint.directory import list_checkpoints
 from oarlock.checkpoint.formats import open_tensors
 from oarlock.checkpoint.loading import LoadReport
@@ -15,6 +16,7 @@ __all__ = [
     "Checkpoint",
     "CheckpointError",
     "LoadReport",
+    "PendingSave",
     "Shard",
     "TensorSource",
     "capture_rng",

@@ -20,21 +20,24 @@ def all_or_none(ranks: Ranks, action: Callable[[], Any], failure: str) -> list[A
     except BaseException as caught:
         error = caught
     try:
-        reports = ranks.gather({"value": value, "error": None if error is None else describe(error)})
+        reports = ranks.gather({"value": value, "error": None if error is None else describe_error(error)})
     except RuntimeError as lost:  # what torch.distributed raises when a process is gone or late
         reason = str(lost).partition("\n")[0]
         raise CheckpointError(f"{failure}: lost contact with another rank ({reason})") from (error or lost)
-    if error is not None and not isinstance(error, (OSError, CheckpointError)):
-        raise error
-    reasons = {rank: report["error"] for rank, report in enumerate(reports) if report["error"]}
-    if reasons:
-        where = "" if ranks.size == 1 else "rank {}: "
-        text = "; ".join(where.format(rank) + reason for rank, reason in reasons.items())
-        raise CheckpointError(f"{failure}: {text}") from error
+    try:
+        if error is not None and not isinstance(error, (OSError, CheckpointError)):
+            raise error
+        reasons = {rank: report["error"] for rank, report in enumerate(reports) if report["error"]}
+        if reasons:
+            where = "" if ranks.size == 1 else "rank {}: "
+            text = "; ".join(where.format(rank) + reason for rank, reason in reasons.items())
+            raise CheckpointError(f"{failure}: {text}") from error
+    finally:
+        error = None  # with its traceback it would keep this frame, and what is to be saved, in a cycle
     return [report["value"] for report in reports]
 
 
-def describe(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """One line for an error; an OSError without the path of the temporary directory."""
     if isinstance(error, OSError) and error.strerror:
         name = str(error.filename).rpartition("/")[2] if error.filename else ""

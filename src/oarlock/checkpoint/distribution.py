@@ -6,9 +6,9 @@ nothing else is exchanged before the data is written.
 
 import heapq
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from oarlock.checkpoint.boxes import Box, explain_cover
 from oarlock.checkpoint.manifest import PieceEntry, TensorEntry
@@ -16,6 +16,8 @@ from oarlock.checkpoint.shards import Shard
 from oarlock.checkpoint.tensor_file import dtype_name, dtype_of
 from oarlock.digest import Digest64
 from oarlock.ranks import Ranks
+
+T = TypeVar("T")
 
 Table = dict[str, dict[str, Any]]
 """What one rank holds of a group: name -> {"dtype", "shape", "boxes": [[offset, size], ...], "same_as"}; JSON."""
@@ -38,6 +40,10 @@ class GroupPlan:
     files: tuple[FilePlan, ...]
     entries: dict[str, TensorEntry]
     num_bytes: int
+
+    def owned(self, rank: int) -> list[tuple[str, Box]]:
+        """The boxes that a rank gives to the files."""
+        return [piece for file in self.files if file.rank == rank for piece in file.pieces]
 
     @property
     def weight_map(self) -> dict[str, str] | None:
@@ -76,7 +82,7 @@ def distribute(group: str, tables: Sequence[Table], max_bytes: int) -> GroupPlan
     Raises:
         ValueError: ranks differ about a tensor's shape or dtype, or their boxes do not make up the tensor.
     """
-    holders = {name: _merge(group, name, tables) for name in dict.fromkeys(n for table in tables for n in table)}
+    holders = merge_tables(group, tables)
     stored = {name: holder for name, holder in holders.items() if not holder.same_as}
     owned: list[list[tuple[str, Box]]] = [[] for _ in tables]
     place = {name: index for index, name in enumerate(stored)}
@@ -85,28 +91,38 @@ def distribute(group: str, tables: Sequence[Table], max_bytes: int) -> GroupPlan
     parts = []
     for rank, pieces in enumerate(owned):
         pieces.sort(key=lambda piece: (place[piece[0]], piece[1].offset))
-        parts += [(rank, part) for part in _split(pieces, stored, max_bytes)]
+        parts += [(rank, part) for part in split(pieces, lambda p: stored[p[0]].num_bytes(p[1]), max_bytes)]
     parts = parts or [(0, [])]
-    files = []
-    for index, (rank, part) in enumerate(parts):
-        suffix = f"-{index + 1:05d}-of-{len(parts):05d}" if len(parts) > 1 else ""
-        files.append(FilePlan(f"{group}{suffix}.safetensors", rank, tuple(part)))
+    names = file_names(group, len(parts))
+    files = [FilePlan(name, rank, tuple(part)) for name, (rank, part) in zip(names, parts, strict=True)]
     num_bytes = sum(holder.num_bytes(Box.whole(holder.shape)) for holder in stored.values())
     return GroupPlan(group, tuple(files), _entries(holders, files), num_bytes)
 
 
 @dataclass(frozen=True)
-class _Holders:
+class Holders:
+    """A tensor, and the ranks that hold each of its boxes."""
+
     dtype: str
     shape: tuple[int, ...]
     ranks_of: dict[Box, list[int]]
     same_as: str
 
     def num_bytes(self, box: Box) -> int:
+        """Size of a box in a file."""
         return box.volume * dtype_of(self.dtype).itemsize
 
 
-def _merge(group: str, name: str, tables: Sequence[Table]) -> _Holders:
+def merge_tables(group: str, tables: Sequence[Table]) -> dict[str, Holders]:
+    """What all ranks together hold of a group.
+
+    Raises:
+        ValueError: ranks differ about a tensor's shape or dtype, or their boxes do not make up the tensor.
+    """
+    return {name: _merge(group, name, tables) for name in dict.fromkeys(n for table in tables for n in table)}
+
+
+def _merge(group: str, name: str, tables: Sequence[Table]) -> Holders:
     """What all ranks together hold of a tensor."""
     told = {rank: table[name] for rank, table in enumerate(tables) if name in table}
     first_rank, first = next(iter(told.items()))
@@ -127,10 +143,10 @@ def _merge(group: str, name: str, tables: Sequence[Table]) -> _Holders:
     if problem := explain_cover(shape, list(ranks_of)):
         raise ValueError(f"group {group!r}: the ranks do not hold tensor {name!r} exactly once: {problem}")
     ties = {entry.get("same_as", "") for entry in told.values() if entry["boxes"] or not math.prod(shape)}
-    return _Holders(first["dtype"], shape, ranks_of, ties.pop() if len(ties) == 1 else "")
+    return Holders(first["dtype"], shape, ranks_of, ties.pop() if len(ties) == 1 else "")
 
 
-def _choose(stored: Mapping[str, _Holders], num_ranks: int) -> dict[tuple[str, Box], int]:
+def _choose(stored: Mapping[str, Holders], num_ranks: int) -> dict[tuple[str, Box], int]:
     """The writer of every box."""
     jobs = [(name, box, ranks) for name, holders in stored.items() for box, ranks in holders.ranks_of.items()]
     jobs.sort(key=lambda job: (len(job[2]), -stored[job[0]].num_bytes(job[1])))  # the least choice first
@@ -150,23 +166,27 @@ def _choose(stored: Mapping[str, _Holders], num_ranks: int) -> dict[tuple[str, B
     return chosen
 
 
-def _split(
-    pieces: Iterable[tuple[str, Box]], stored: Mapping[str, _Holders], max_bytes: int
-) -> list[list[tuple[str, Box]]]:
+def split(pieces: Iterable[T], num_bytes: Callable[[T], int], max_bytes: int) -> list[list[T]]:
     """Consecutive parts of at most `max_bytes` bytes of data, or of one piece."""
-    parts: list[list[tuple[str, Box]]] = []
+    parts: list[list[T]] = []
     free = 0
-    for name, box in pieces:
-        num_bytes = stored[name].num_bytes(box)
-        if not parts or num_bytes > free:
+    for piece in pieces:
+        if not parts or num_bytes(piece) > free:
             parts.append([])
             free = max_bytes
-        parts[-1].append((name, box))
-        free -= num_bytes
+        parts[-1].append(piece)
+        free -= num_bytes(piece)
     return parts
 
 
-def _entries(holders: Mapping[str, _Holders], files: Iterable[FilePlan]) -> dict[str, TensorEntry]:
+def file_names(group: str, count: int) -> list[str]:
+    """What the files of a group are called: `<group>.safetensors`, or with their numbers as Hugging Face has them."""
+    if count == 1:
+        return [f"{group}.safetensors"]
+    return [f"{group}-{index + 1:05d}-of-{count:05d}.safetensors" for index in range(count)]
+
+
+def _entries(holders: Mapping[str, Holders], files: Iterable[FilePlan]) -> dict[str, TensorEntry]:
     pieces: dict[str, list[PieceEntry]] = {}
     for file in files:
         for name, box in file.pieces:

@@ -61,6 +61,15 @@ class TensorEntry:
     same_as: str = ""
 
 
+@dataclass(frozen=True)
+class ProgramEntry:
+    """How the stored tensors of a group are made of its own: a program in the AOA language, and what it starts from
+    (entries without pieces)."""
+
+    aoa: str
+    tensors: dict[str, TensorEntry]
+
+
 def piece_name(name: str, shape: tuple[int, ...], box: Box) -> str:
     """What a box of a tensor is called in its file: the tensor's own name if it is all of it, else with the offset."""
     return name if box.size == shape else f"{name}@{','.join(map(str, box.offset))}"
@@ -79,6 +88,7 @@ class Manifest:
     files: dict[str, FileEntry]
     tensors: TensorTable
     rank_tensors: tuple[TensorTable, ...]
+    programs: dict[str, ProgramEntry]
 
 
 def step_directory(step: int, generation: int = 0) -> str:
@@ -126,6 +136,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
         "files": _block({name: json.dumps(_encode_file(file)) for name, file in manifest.files.items()}, 1),
         "tensors": _table_block(manifest.tensors, 1),
         "rank_tensors": "[" + ", ".join(_table_block(table, 1) for table in manifest.rank_tensors) + "]",
+        "programs": _block({group: _program_block(program) for group, program in manifest.programs.items()}, 1),
         "digest": json.dumps("0" * 16),
     }
     blank = (_block(fields, 0) + "\n").encode()
@@ -184,6 +195,8 @@ def encode_entry(entry: TensorEntry) -> dict[str, Any]:
     if entry.same_as:
         return {"same_as": entry.same_as}
     content = {"dtype": entry.dtype, "shape": list(entry.shape)}
+    if not entry.pieces:
+        return content
     if len(entry.pieces) == 1:
         return {"file": entry.pieces[0].file, **content}
     return content | {"pieces": [[piece.file, piece.box.offset, piece.box.size] for piece in entry.pieces]}
@@ -195,6 +208,8 @@ def _decode_entry(entry: dict[str, Any]) -> TensorEntry:
     shape = tuple(map(int, entry["shape"]))
     if "file" in entry:
         pieces = [PieceEntry(check_plain_name(entry["file"], "file"), Box.whole(shape))]
+    elif "pieces" not in entry:
+        pieces = []
     else:
         pieces = [
             PieceEntry(check_plain_name(file, "file"), Box(tuple(map(int, offset)), tuple(map(int, size))))
@@ -226,7 +241,17 @@ def _decode(content: dict[str, Any]) -> Manifest:
         files={check_plain_name(name, "file"): _decode_file(entry) for name, entry in content["files"].items()},
         tensors=decode_table(content["tensors"]),
         rank_tensors=tuple(decode_table(groups) for groups in content["rank_tensors"]),
+        programs={group: _decode_program(program) for group, program in content["programs"].items()},
     )
+
+
+def _decode_program(program: dict[str, Any]) -> ProgramEntry:
+    return ProgramEntry(str(program["aoa"]), {name: _decode_entry(entry) for name, entry in program["tensors"].items()})
+
+
+def _program_block(program: ProgramEntry) -> str:
+    tensors = {name: json.dumps(encode_entry(entry)) for name, entry in program.tensors.items()}
+    return _block({"aoa": json.dumps(program.aoa), "tensors": _block(tensors, 3)}, 2)
 
 
 def _table_block(table: TensorTable, depth: int) -> str:

@@ -13,8 +13,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from oarlock.checkpoint.aoa import AOA
+from oarlock.checkpoint.aoa import AOA, AOAError
+from oarlock.checkpoint.derived import Derived
 from oarlock.checkpoint.directory import list_checkpoints
+from oarlock.checkpoint.export import compile_export
 from oarlock.checkpoint.loading import LoadReport, Strict, Verify
 from oarlock.checkpoint.manifest import ADVICE, CheckpointError, Manifest, TensorEntry, piece_name, read_manifest
 from oarlock.checkpoint.mapped_file import MappedFile
@@ -46,12 +48,11 @@ class Checkpoint:
 
     def names(self, group: str, *, rank: int | None = None) -> list[str]:
         """Names of the tensors of a group, in the order in which they were saved."""
-        return list(self._entries(group, rank))
+        return list(self._offered(group, rank))
 
     def shapes(self, group: str, *, rank: int | None = None) -> dict[str, tuple[int, ...]]:
         """Shapes of the tensors of a group by name; nothing is read."""
-        entries = self._entries(group, rank)
-        return {name: entries[self._source(entries, group, name)].shape for name in entries}
+        return {name: tensor.shape for name, tensor in self._offered(group, rank).items()}
 
     def tensors(
         self,
@@ -78,18 +79,13 @@ class Checkpoint:
         """
         source = self.source(group, rank=rank)
         for name in names or ():
-            self._source(self._entries(group, rank), group, name)
+            if name not in source.tensors:
+                raise ValueError(f"{self.path}: group {group!r}: {_unknown('tensor', name, source.tensors)}")
         return source.read(names, device=device)
 
     def source(self, group: str, *, rank: int | None = None) -> TensorSource:
         """The tensors of a group as something to read or load from; nothing is read yet. Arguments as for `tensors`."""
-        entries = self._entries(group, rank)
-        stored: dict[str, StoredTensor] = {}
-        for name in entries:
-            source = self._source(entries, group, name)
-            stored[name] = stored[source] if source in stored else self._stored(source, entries[source])
-            stored.setdefault(source, stored[name])
-        return TensorSource(group, {name: stored[name] for name in entries}, self._verify)
+        return TensorSource(group, self._offered(group, rank), self._verify)
 
     def load(
         self,
@@ -118,6 +114,27 @@ class Checkpoint:
             raise ValueError(f"{self.path}: {_unknown('file', name, self._manifest.files)}")
         return self.path / name
 
+    def _offered(self, group: str, rank: int | None) -> dict[str, StoredTensor | Derived]:
+        """The tensors of a group under its own names; equal objects for names that share one."""
+        table = self._table(rank)
+        if group not in table:
+            raise ValueError(f"{self.path}: {_unknown('group of tensors', group, table)}")
+        entries = table[group]
+        stored = {name: self._stored(name, entry) for name, entry in entries.items() if not entry.same_as}
+        if rank is not None or group not in self._manifest.programs:
+            return {name: stored[entry.same_as or name] for name, entry in entries.items()}
+        program = self._manifest.programs[group]
+        try:
+            export = compile_export(group, program)
+        except (ValueError, AOAError) as error:
+            raise CheckpointError(
+                f"{self.path}: the program of group {group!r} in the manifest fails: {error}"
+            ) from None
+        own = {name: Derived(relation, stored) for name, relation in export.recovered.items()}
+        return {
+            name: own[export.ties.get(name, name)] for name in program.tensors if name in own or name in export.ties
+        }
+
     def _stored(self, name: str, entry: TensorEntry) -> StoredTensor:
         pieces = [
             StoredPiece(self._map(piece.file), piece_name(name, entry.shape, piece.box), piece.box)
@@ -141,17 +158,6 @@ class Checkpoint:
                 "resume with as many ranks, or start this rank's own state anew"
             )
         return self._manifest.rank_tensors[rank]
-
-    def _entries(self, group: str, rank: int | None) -> dict[str, TensorEntry]:
-        table = self._table(rank)
-        if group not in table:
-            raise ValueError(f"{self.path}: {_unknown('group of tensors', group, table)}")
-        return table[group]
-
-    def _source(self, entries: dict[str, TensorEntry], group: str, name: str) -> str:
-        if name not in entries:
-            raise ValueError(f"{self.path}: group {group!r}: {_unknown('tensor', name, entries)}")
-        return entries[name].same_as or name
 
 
 def load_checkpoint(path: str | PathLike[str], *, verify: bool | Literal["read"] = True) -> Checkpoint:
@@ -223,7 +229,7 @@ def _check_tables(path: Path, manifest: Manifest) -> None:
     for group, entries in (item for table in tables for item in table.items()):
         for name, entry in entries.items():
             source = entries.get(entry.same_as) if entry.same_as else entry
-            if source is None or any(piece.file not in manifest.files for piece in source.pieces):
+            if source is None or not source.pieces or any(piece.file not in manifest.files for piece in source.pieces):
                 raise CheckpointError(f"{path}: the manifest names no file for tensor {name!r} of group {group!r}")
 
 

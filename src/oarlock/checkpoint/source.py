@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from oarlock.checkpoint.aoa import AOA
+from oarlock.checkpoint.derived import Derived
 from oarlock.checkpoint.loading import LoadReport, Strict, Verify, load_tensors
 from oarlock.checkpoint.manifest import CheckpointError
 from oarlock.checkpoint.shards import Shard, shard_of
@@ -26,7 +27,7 @@ class TensorSource:
     """
 
     label: str
-    tensors: Mapping[str, StoredTensor]
+    tensors: Mapping[str, StoredTensor | Derived]
     verify: Verify = "none"
     metadata: Mapping[str, str] = field(default_factory=dict)
 

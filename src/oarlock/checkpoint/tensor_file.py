@@ -110,21 +110,28 @@ class HashedFile:
 
 def write_tensor_file(path: Path, tensors: Mapping[str, Tensor]) -> FileEntry:
     """Write `tensors` (any device, dtype, shape and strides) as a safetensors file that must not exist yet."""
-    ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
+    header, ordered = lay_out({name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()})
+    with HashedFile(path) as file:
+        file.write(header)
+        for name in ordered:
+            file.write(tensor_bytes(tensors[name]).data)
+    return file.entry
+
+
+def lay_out(tensors: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]) -> tuple[bytes, list[str]]:
+    """The first bytes of a file with tensors of these dtypes and shapes, and the names in the order of their data."""
+    ordered = sorted(tensors, key=lambda name: (-tensors[name][0].itemsize, name))
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0
-    for name, tensor in ordered:
-        end = offset + tensor.numel() * tensor.element_size()
-        code, shape = stored_as(tensor.dtype, tuple(tensor.shape))
-        header[name] = {"dtype": code, "shape": shape, "data_offsets": [offset, end]}
+    for name in ordered:
+        dtype, shape = tensors[name]
+        end = offset + math.prod(shape) * dtype.itemsize
+        code, stored_shape = stored_as(dtype, shape)
+        header[name] = {"dtype": code, "shape": stored_shape, "data_offsets": [offset, end]}
         offset = end
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-(8 + len(text)) % _ALIGNMENT)
-    with HashedFile(path) as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for _, tensor in ordered:
-            file.write(tensor_bytes(tensor).data)
-    return file.entry
+    return len(text).to_bytes(8, "little") + text, ordered
 
 
 def stored_as(dtype: torch.dtype, shape: tuple[int, ...]) -> tuple[str, list[int]]:

@@ -1,0 +1,184 @@
+"""What one rank adds to a checkpoint, ready to be written: by then no other memory of the run is looked at."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from oarlock.checkpoint.boxes import Box
+from oarlock.checkpoint.distribution import GroupPlan, Table, describe_shards, distribute
+from oarlock.checkpoint.export import ExportPlan, Pieces
+from oarlock.checkpoint.manifest import FileEntry, check_plain_name, encode_entry, piece_name
+from oarlock.checkpoint.shards import Shard, shard_of
+from oarlock.checkpoint.tensor_file import HashedFile, write_tensor_file
+from oarlock.digest import check_has_bytes
+from oarlock.ranks import Ranks
+
+TensorGroups = Mapping[str, Mapping[str, Tensor | Shard]]
+
+
+@dataclass(frozen=True)
+class Described:
+    """What this rank holds of a group."""
+
+    shards: dict[str, Shard]
+    table: Table
+
+
+def describe(groups: TensorGroups) -> dict[str, Described]:
+    """Check groups of tensors and note which boxes of which tensors this rank holds.
+
+    Raises:
+        ValueError, TypeError: a name or a tensor that cannot be saved.
+    """
+    described = {}
+    for group, tensors in groups.items():
+        check_plain_name(group, "group of tensors")
+        if "__metadata__" in tensors:
+            raise ValueError(f"group {group!r}: '__metadata__' is reserved by safetensors; rename the tensor")
+        shards = {name: shard_of(value) for name, value in tensors.items()}
+        for shard in shards.values():
+            check_has_bytes(shard.tensor)
+        described[group] = Described(shards, describe_shards(shards, find_ties(shards)))
+    return described
+
+
+def find_ties(shards: Mapping[str, Shard]) -> dict[str, str]:
+    """Names whose tensor is, element for element, the memory of an earlier name's: name -> earlier name."""
+    first: dict[tuple[Any, ...], str] = {}
+    ties = {}
+    for name, shard in shards.items():
+        tensor = shard.tensor
+        if tensor.numel() == 0:
+            continue
+        memory = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+        earlier = first.setdefault((*memory, tensor.is_conj(), tensor.is_neg(), shard.shape, shard.pieces), name)
+        if earlier != name:
+            ties[name] = earlier
+    return ties
+
+
+@dataclass(frozen=True)
+class GroupContent:
+    """A group's plan, and the boxes that this rank gives to it."""
+
+    plan: GroupPlan | ExportPlan
+    pieces: Pieces
+
+
+@dataclass(frozen=True)
+class Content:
+    """Everything that a rank writes.
+
+    Attributes:
+        step: training step.
+        rank: this one.
+        state: of the whole checkpoint, for the manifest; JSON-able.
+        groups: shared by all ranks.
+        own_groups: of this rank alone.
+        files: name -> bytes.
+    """
+
+    step: int
+    rank: int
+    state: Any
+    groups: dict[str, GroupContent]
+    own_groups: dict[str, GroupContent]
+    files: dict[str, bytes]
+
+    def tensors(self) -> Iterator[Tensor]:
+        """All memory that is going to be written."""
+        for content in (*self.groups.values(), *self.own_groups.values()):
+            yield from content.pieces.values()
+
+    def with_tensors(self, tensors: Iterator[Tensor]) -> "Content":
+        """The same with other memory, in the order of `tensors`."""
+
+        def moved(groups: dict[str, GroupContent]) -> dict[str, GroupContent]:
+            return {
+                group: replace(content, pieces={key: next(tensors) for key in content.pieces})
+                for group, content in groups.items()
+            }
+
+        state = json.loads(json.dumps(self.state))
+        return replace(self, state=state, groups=moved(self.groups), own_groups=moved(self.own_groups))
+
+    def write(self, folder: Path, ranks: Ranks) -> dict[str, Any]:
+        """Write this rank's files; all ranks call it.
+
+        Returns:
+            What the manifest says about them, JSON-able: `files` and `rank_tensors`.
+        """
+        files = _Files(folder)
+        for content in self.groups.values():
+            if isinstance(content.plan, ExportPlan):
+                for name, entry in content.plan.write(folder, ranks, content.pieces).items():
+                    files.record(name, entry)
+            else:
+                files.add_group(content, self.rank)
+            if content.plan.files[0].rank == self.rank and (weight_map := content.plan.weight_map):
+                index = {"metadata": {"total_size": content.plan.num_bytes}, "weight_map": weight_map}
+                files.add(f"{content.plan.group}.safetensors.index.json", json.dumps(index, indent=1).encode())
+        own = {}
+        for group, content in self.own_groups.items():
+            files.add_group(content, 0)
+            own[group] = {name: encode_entry(entry) for name, entry in content.plan.entries.items()}
+        for name, data in self.files.items():
+            files.add(name, data)
+        return {"files": files.entries, "rank_tensors": own}
+
+
+def pieces_of(plan: GroupPlan | ExportPlan, rank: int, shards: Mapping[str, Shard]) -> dict[tuple[str, Box], Tensor]:
+    """Views of the boxes that a rank gives to a plan."""
+    views: dict[str, dict[Box, Tensor]] = {}
+    pieces = {}
+    for name, box in plan.owned(rank):
+        if name not in views:
+            views[name] = dict(shards[name].views())
+        empty = torch.empty(box.size, dtype=shards[name].dtype)
+        pieces[name, box] = views[name][box] if box.volume else empty
+    return pieces
+
+
+def own_content(group: str, described: Described, rank: int, max_bytes: int) -> GroupContent:
+    """A group of this rank alone."""
+    plan = distribute(f"{group}-rank-{rank}", [described.table], max_bytes)
+    return GroupContent(plan, pieces_of(plan, 0, described.shards))
+
+
+def read_files(files: Mapping[str, bytes | str | PathLike[str]]) -> dict[str, bytes]:
+    """The contents of files that the caller adds."""
+    return {
+        check_plain_name(name, "file"): content if isinstance(content, bytes) else Path(content).read_bytes()
+        for name, content in files.items()
+    }
+
+
+@dataclass
+class _Files:
+    """The files that one rank adds, with what the manifest says about them (JSON-able)."""
+
+    folder: Path
+    entries: dict[str, Sequence[Any]] = field(default_factory=dict)
+
+    def add(self, name: str, data: bytes) -> None:
+        with HashedFile(self.folder / name) as file:
+            file.write(data)
+        self.record(name, file.entry)
+
+    def add_group(self, content: GroupContent, rank: int) -> None:
+        for file in content.plan.files:
+            if file.rank == rank:
+                tensors = {}
+                for name, box in file.pieces:
+                    shape = content.plan.entries[name].shape
+                    tensors[piece_name(name, shape, box)] = content.pieces[name, box]
+                self.record(file.name, write_tensor_file(self.folder / file.name, tensors))
+
+    def record(self, name: str, entry: FileEntry) -> None:
+        self.entries[name] = [entry.bytes, entry.digest, entry.blocks]
