@@ -244,9 +244,15 @@ class _Call:
         lists_per_batch = mask.num_heads if len(lists.lists) > mask.num_heads else 0
         return columns_per_batch, lists_per_batch, self.query.shape[2] // mask.num_heads
 
+    def precision(self) -> str:
+        """How float32 matrices are multiplied: in three TF32 products, whose error is about that of float32, unless
+        torch is told that one will do (``torch.set_float32_matmul_precision``)."""
+        if torch.get_float32_matmul_precision() != "highest":
+            return "tf32"
+        return "ieee" if torch.version.hip else "tf32x3"
+
     def constants(self, tiles: Tiles) -> dict[str, object]:
         """What a kernel is compiled for."""
-        exact = self.query.dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest"
         constants = {
             "CAUSAL": self.options.mask.causal,
             "NUM_BOUNDS": self.options.mask.bounds.shape[3],
@@ -257,7 +263,7 @@ class _Call:
             "VALUE_DIM": self.value.shape[3],
             "BLOCK_D": padded(self.query.shape[3]),
             "BLOCK_DV": padded(self.value.shape[3]),
-            "PRECISION": "ieee" if exact else "tf32",
+            "PRECISION": self.precision(),
         }
         return constants if INTERPRETED else {**constants, "num_warps": tiles.num_warps, "num_stages": tiles.num_stages}
 
