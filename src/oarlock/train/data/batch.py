@@ -37,7 +37,7 @@ class Batch:
     """Context parallelism: the tensors and counts are this process's share; `lengths` and `mask` are of the whole."""
 
     @property
-    def num_losses(self) -> int:
+    def num_losses(self) -> float:
         """What a loss is averaged over: targets."""
         return self.num_targets
 
@@ -48,13 +48,7 @@ class Batch:
         return ColumnMask.causal_document(self.lengths, device=device)
 
     def shard(self, plan: ContextPlan) -> Self:
-        """This process's share of the batch under a plan for its mask; the bytes count on the first rank.
-
-        Raises:
-            ValueError: a batch of which more belongs together than the rows of a token.
-        """
-        if type(self) is not Batch:
-            raise ValueError(f"a {type(self).__name__} cannot be spread by rows: use parallel.context = 1")
+        """This process's share of the batch under a plan for its mask; the bytes count on the first rank."""
         targets = plan.shard(self.targets, 1, fill=IGNORED)
         return replace(
             self,

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from oarlock.attention import ColumnMask
+from oarlock.attention.context_parallel import ContextPlan
 from oarlock.train.data.batch import IGNORED, Batch
 from oarlock.train.data.packing import Packing, PackingReport, arrange
 
@@ -37,13 +38,19 @@ class PairBatch(Batch):
     """int64 [G], which pairs of the file these are."""
 
     @property
-    def num_losses(self) -> int:
-        """What a loss is averaged over: pairs."""
-        return len(self.pairs)
+    def num_losses(self) -> float:
+        """What a loss is averaged over: pairs; ranks that hold parts of the same pairs count equal shares of them."""
+        return len(self.pairs) / (1 if self.plan is None else self.plan.num_ranks)
 
     def mask(self, device: torch.device | str) -> ColumnMask:
         """Causal attention in each group, where no answer sees another."""
+        if self.plan is not None:
+            return self.plan.mask.to(device)
         return ColumnMask.share_question(self.groups, device=device)
+
+    def shard(self, plan: ContextPlan) -> Self:
+        """This process's share of the tokens, and all pairs."""
+        return replace(super().shard(plan), answers=plan.shard(self.answers, 1, fill=-1))
 
     def to(self, device: torch.device | str) -> Self:
         """The same with its tensors on a device."""

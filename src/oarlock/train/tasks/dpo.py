@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -66,7 +67,7 @@ class DirectPreference(Task):
         model.train(was_training)
         num_pairs, loss_sum, *metric_sums = mesh.sum_scalars(sums)
         means = {name: value / num_pairs for name, value in zip(self.metric_names, metric_sums, strict=True)}
-        return Evaluation(loss_sum / num_pairs, int(num_pairs), means)
+        return Evaluation(loss_sum / num_pairs, round(num_pairs), means)
 
     def _loss(self, model: Decoder, batch: Batch, mask: ColumnMask, reference_D2: Tensor) -> tuple[Tensor, list[float]]:
         assert isinstance(batch, PairBatch)
@@ -77,23 +78,33 @@ class DirectPreference(Task):
         loss_G = -F.logsigmoid(margin_G)
         if options.label_smoothing:
             loss_G = torch.lerp(loss_G, -F.logsigmoid(-margin_G), options.label_smoothing)
-        chosen, rejected = log_probs_G2.detach().sum(0).tolist()
-        margin_G = margin_G.detach()
-        return loss_G.sum(), [float((margin_G > 0).sum()), float(margin_G.sum()), chosen, rejected]
+        share = 1 if batch.plan is None else 1 / batch.plan.num_ranks  # each rank of a context group knows all pairs
+        with torch.no_grad():
+            measured = [(margin_G > 0).sum(), margin_G.sum(), *log_probs_G2.sum(0)]
+            metrics = [share * x.item() for x in measured]
+            reported = share * loss_G.sum()
+        return reported + (loss_G.sum() - loss_G.sum().detach()), metrics
 
 
 def answer_log_probs(model: Decoder, batch: PairBatch, mask: ColumnMask) -> Tensor:
     """log p(answer | prompt), summed over its tokens.
 
     Returns:
-        float64 [G, 2]: chosen and rejected of each pair.
+        float64 [G, 2]: chosen and rejected of each pair. Under a plan the tokens of all ranks count, and the gradient
+        is that of this rank's.
     """
-    hidden = model(batch.input_ids, position_ids=batch.position_ids, mask=mask)
+    hidden = model(batch.input_ids, position_ids=batch.position_ids, mask=mask, plan=batch.plan)
     loss_N = linear_cross_entropy(hidden.flatten(0, 1), model.output_weight, batch.targets.flatten(), reduction="none")
     answers_N = batch.answers.flatten()
     places = (answers_N >= 0).nonzero().squeeze(1)
     sums = torch.zeros(2 * len(batch.pairs), dtype=torch.float64, device=loss_N.device)
-    return sums.index_add(0, answers_N[places], -loss_N[places].double()).view(-1, 2)
+    sums = sums.index_add(0, answers_N[places], -loss_N[places].double())
+    if batch.plan is not None:
+        # The other ranks' tokens add to the value; their gradients arise there, and are summed with all others.
+        total = sums.detach().clone()
+        dist.all_reduce(total, group=batch.plan.group)
+        sums = sums + (total - sums.detach())
+    return sums.view(-1, 2)
 
 
 def prepare_pairs(config: TrainConfig) -> PreparedExamples:

@@ -82,7 +82,7 @@ def _compute(
     device: torch.device,
 ) -> Tensor:
     pairs = data.train if split == "train" else data.validation
-    place = (mesh.rank("data"), mesh.size("data"))
+    place = (mesh.rank("data"), mesh.size("data"), mesh.group("context") if mesh.size("context") > 1 else None)
     batches = EvaluationLoader(pairs, config.data.sequence_length, config.train.batch_size, *place)
     values = torch.zeros(pairs.num_documents, 2, dtype=torch.float64)
     was_training = model.training
@@ -93,6 +93,7 @@ def _compute(
         batch = batch.to(device)
         with torch.autocast(device.type, torch.bfloat16, enabled=half):
             measured = measure(model, batch, batch.mask(device))
-        values[batch.pairs.cpu()] = measured.cpu()
+        if mesh.rank("context") == 0:  # the others have the same
+            values[batch.pairs.cpu()] = measured.cpu()
     model.train(was_training)
     return torch.tensor(mesh.sum_scalars(values.flatten().tolist()), dtype=torch.float64).view(-1, 2)
