@@ -103,7 +103,7 @@ def _sizes(x: Tensor, free: int | None) -> list[int]:
     return [-1 if k == free else n for k, n in enumerate(x.shape)]
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(programs())
 def test_every_tensor_of_a_program_is_what_torch_makes(program: tuple[dict[str, Tensor], list[PAIR]]) -> None:
     sources, pool = program
@@ -111,7 +111,7 @@ def test_every_tensor_of_a_program_is_what_torch_makes(program: tuple[dict[str, 
         check(relation, expected, sources)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(programs(), st.data())
 def test_a_queried_box_is_the_slice_of_the_tensor(
     program: tuple[dict[str, Tensor], list[PAIR]], data: st.DataObject
