@@ -145,3 +145,16 @@ def test_what_cannot_be() -> None:
         program.query("x", (0, 0), (2, 2), state="optim")
     [block] = program.query("x", (0, 0), (2, 2))
     assert isinstance(block.source, Computed)
+
+
+def test_mxfp4_is_what_transformers_reads() -> None:
+    """gpt-oss: [E, rows, G, 16] bytes become [E, G * 32, rows]."""
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    tensors = {
+        "blocks": torch.randint(0, 256, (2, 6, 3, 16), dtype=torch.uint8),
+        "scales": torch.randint(110, 140, (2, 6, 3), dtype=torch.uint8),
+    }
+    expected = convert_moe_packed_tensors(tensors["blocks"], tensors["scales"], dtype=torch.bfloat16)
+    found = compiled("blocks, scales -> d, mxfp4 ; d -> x, permute=[0, 2, 1]", tensors).apply(tensors)["x"]
+    assert torch.equal(found, expected)
