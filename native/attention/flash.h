@@ -58,7 +58,7 @@ struct FlashItem {
     int64_t tile_end;
     int64_t block_begin;  // blocks outside of [block_begin, block_end) are never live
     int64_t block_end;
-    int64_t span;  // blocks that are live at the same time are less than this apart
+    int64_t span;  // blocks that are live for one tile, or for it and the next, are less than this apart
     int64_t cost;
     // Backward, if several items share a key head: where to leave this one's sums of dK and dV, [block_end -
     // block_begin] [kKeyBlock][row stride]. Null: the item writes the gradients itself.

@@ -8,93 +8,85 @@
 namespace oarlock {
 namespace {
 
-// Brings a block of keys and values into its place, with sums of 0 if it is new there.
-BackwardKeys stage_keys(const FlashProblem& problem, const FlashItem& item, const BackwardSpace& space, int64_t block) {
-    const oarlock_attention& call = problem.call;
-    const int64_t place = block % item.span;
-    const int64_t key_size = kKeyBlock * row_stride(call.head_dim);
-    const int64_t value_size = kKeyBlock * row_stride(call.value_dim);
-    float* const keys = space.keys + place * key_size;
-    float* const values = space.values + place * value_size;
-    BackwardKeys staged = {block * kKeyBlock,
-                           keys,
-                           values,
-                           space.key_sums + place * key_size,
-                           space.value_sums + place * value_size,
-                           true};
-    if (item.grad_key_sums != nullptr) {
-        staged.key_sums = item.grad_key_sums + (block - item.block_begin) * key_size;
-        staged.value_sums = item.grad_value_sums + (block - item.block_begin) * value_size;
-    }
-    if (space.blocks[place] != block) {
-        const int64_t count = smaller(kKeyBlock, call.seqlen_k - staged.first_key);
-        const int64_t padded_count = round_up(count, kChunk);
-        space.blocks[place] = block;
-        space.finite[place] = stage_rows(problem.key, call.dtype, item.batch, staged.first_key, item.key_head, count,
-                                         padded_count, call.head_dim, keys);
-        stage_rows(problem.value, call.dtype, item.batch, staged.first_key, item.key_head, count, padded_count,
-                   call.value_dim, values);
-        std::memset(staged.key_sums, 0, static_cast<size_t>(key_size) * sizeof(float));
-        std::memset(staged.value_sums, 0, static_cast<size_t>(value_size) * sizeof(float));
+// A block of keys, ready for use; its sums are 0 when it is used first.
+BackwardKeys use_block(const BackwardTile& t, const FlashItem& item, int64_t block) {
+    const FlashProblem& problem = t.problem;
+    const BackwardSpace& space = t.space;
+    const int64_t place = use_keys(problem, item, block, space.blocks, true, t.moves);
+    const int64_t key_size = kKeyBlock * row_stride(problem.call.head_dim);
+    const int64_t value_size = kKeyBlock * row_stride(problem.call.value_dim);
+    const bool is_whole = item.grad_key_sums == nullptr;
+    const int64_t part = block - item.block_begin;
+    const BackwardKeys keys = {
+        block * kKeyBlock,
+        space.blocks.keys_at(problem, place),
+        space.blocks.values_at(problem, place),
+        is_whole ? space.key_sums + place * key_size : item.grad_key_sums + part * key_size,
+        is_whole ? space.value_sums + place * value_size : item.grad_value_sums + part * value_size,
+        space.blocks.is_finite[place]};
+    if (!space.is_summed[block]) {
+        std::memset(keys.key_sums, 0, static_cast<size_t>(key_size) * sizeof(float));
+        std::memset(keys.value_sums, 0, static_cast<size_t>(value_size) * sizeof(float));
         space.is_summed[block] = true;
     }
-    staged.are_keys_finite = space.finite[place];
-    return staged;
+    return keys;
 }
 
-void backward_tile(const FlashProblem& problem, const FlashItem& item, const Tile& tile, const BackwardSpace& space) {
+// What the tile needs has been moved; afterwards so has what the next one needs.
+void backward_tile(const FlashProblem& problem, const FlashItem& item, const Tile& tile, int64_t turn,
+                   const BackwardSpace& space, Moves& moves) {
     const oarlock_attention& call = problem.call;
-    BackwardTile t = {problem, tile, space, (tile.end - tile.begin + kPanel - 1) / kPanel, {}, {}, true, {}, {}};
+    BackwardTile t = {problem,
+                      tile,
+                      space,
+                      space.query_rows[turn],
+                      space.grad_rows[turn],
+                      moves,
+                      (tile.end - tile.begin + kPanel - 1) / kPanel,
+                      true,
+                      {},
+                      {},
+                      {}};
     load_tile(t);
-    const Tile next = next_tile(problem, item, tile);
-    prefetch_rows(problem, problem.query, next, call.head_dim, t.prefetch);
-    prefetch_rows(problem, problem.grad_out, next, call.value_dim, t.prefetch);
-    prefetch_rows(problem, problem.out, next, call.value_dim, t.prefetch);
-    prefetch_keys(problem, item, tile, next, t.prefetch);
-    prefetch_rows(problem, problem.grad_query, tile, call.head_dim, t.prefetch);
+    request_tile(problem, item, next_tile(problem, item, tile), 1 - turn, space, moves);
+    touch(rows_of(problem, problem.grad_query, tile, call.head_dim), moves);
     BlockClasses classes;
     for (int64_t block = item.block_begin; block < item.block_end; ++block) {
         classify(tile, block, call.seqlen_k, classes);
         if (classes.any != 0) {
-            backward_block(t, stage_keys(problem, item, space, block), classes);
+            backward_block(t, use_block(t, item, block), classes);
         }
     }
-    t.prefetch.finish();
+    moves.finish();
     alignas(64) float ones[kPanel];
     for (float& one : ones) {
         one = 1.0f;
     }
-    for (int64_t panel = 0; panel < t.num_panels; ++panel) {
-        const int64_t row = tile.begin + panel * kPanel;
-        write_panel(space.query_sums + panel * kPanel * padded(call.head_dim), ones, smaller(kPanel, tile.end - row),
-                    problem.grad_query, call.dtype, tile.batch, row, tile.head, call.head_dim, space.rows);
+    HeadRows rows = rows_of(problem, problem.grad_query, tile, call.head_dim);
+    for (int64_t row = 0; row < t.num_panels * kPanel; row += kPanel) {
+        rows.token = tile.begin + row;
+        rows.count = smaller(kPanel, tile.end - rows.token);
+        write_panel(rows, space.query_sums + row * padded(call.head_dim), ones, space.rows);
     }
 }
 
-// Writes dK and dV of the blocks whose last live tile this is.
-void finish_blocks(const FlashProblem& problem, const FlashItem& item, const BackwardSpace& space, int64_t tile) {
+// Writes dK and dV of the blocks whose last live tile this is, during the next tile: only later their places are free.
+void finish_blocks(const FlashProblem& problem, const FlashItem& item, const BackwardSpace& space, int64_t tile,
+                   Moves& moves) {
     const oarlock_attention& call = problem.call;
-    const int64_t key_stride = row_stride(call.head_dim);
-    const int64_t value_stride = row_stride(call.value_dim);
     for (int64_t block = 0; block * kKeyBlock < call.seqlen_k; ++block) {
         if (space.last_tile[block] != tile) {
             continue;
         }
-        const int64_t place = item.span == 0 ? 0 : block % item.span;
-        const bool has_sums = space.is_summed[block];
-        const float* key_sums = has_sums ? space.key_sums + place * kKeyBlock * key_stride : space.rows;
-        const float* value_sums = has_sums ? space.value_sums + place * kKeyBlock * value_stride : space.rows;
-        if (!has_sums) {
-            std::memset(space.rows, 0, static_cast<size_t>(larger(key_stride, value_stride)) * sizeof(float));
-        }
-        const int64_t end = smaller((block + 1) * kKeyBlock, call.seqlen_k);
-        for (int64_t key = block * kKeyBlock; key < end; ++key) {
-            write_row(tensor_row(problem.grad_key, call.dtype, item.batch, key, item.key_head), call.head_dim,
-                      key_sums);
-            write_row(tensor_row(problem.grad_value, call.dtype, item.batch, key, item.key_head), call.value_dim,
-                      value_sums);
-            key_sums += has_sums ? key_stride : 0;
-            value_sums += has_sums ? value_stride : 0;
+        const HeadRows key_rows = rows_of(problem, problem.grad_key, item, block, call.head_dim);
+        const HeadRows value_rows = rows_of(problem, problem.grad_value, item, block, call.value_dim);
+        if (space.is_summed[block]) {
+            const int64_t place = block % item.span;
+            send(key_rows, space.key_sums + place * kKeyBlock * row_stride(call.head_dim), moves);
+            send(value_rows, space.value_sums + place * kKeyBlock * row_stride(call.value_dim), moves);
+        } else {
+            write_zeros(key_rows);
+            write_zeros(value_rows);
         }
     }
 }
@@ -104,21 +96,25 @@ void backward(const FlashProblem& problem, const FlashItem& item, float* workspa
     const bool is_whole = item.grad_key_sums == nullptr;
     Carver carver = {workspace, 0};
     const BackwardSpace space = backward_space(problem, item, carver);
-    for (int64_t i = 0; i < item.span; ++i) {
-        space.blocks[i] = -1;
-    }
+    space.blocks.clear(item.span);
     for (int64_t block = 0; block * kKeyBlock < call.seqlen_k; ++block) {
         space.last_tile[block] = is_whole ? live_tiles(problem, item, block).last : item.tile_end;
         space.is_summed[block] = false;
     }
-    finish_blocks(problem, item, space, item.tile_begin - 1);  // those that no row sees
+    Moves moves;
     const int64_t group = call.num_heads_q / call.num_heads_k;
+    request_tile(problem, item, make_tile(problem, item, item.key_head * group, item.tile_begin), 0, space, moves);
+    moves.finish();
+    finish_blocks(problem, item, space, item.tile_begin - 1, moves);  // those that no row sees
+    int64_t turn = 0;
     for (int64_t index = item.tile_begin; index < item.tile_end; ++index) {
         for (int64_t head = item.key_head * group; head < (item.key_head + 1) * group; ++head) {
-            backward_tile(problem, item, make_tile(problem, item, head, index), space);
+            backward_tile(problem, item, make_tile(problem, item, head, index), turn, space, moves);
+            turn = 1 - turn;
         }
-        finish_blocks(problem, item, space, index);
+        finish_blocks(problem, item, space, index, moves);
     }
+    moves.finish();
     const int64_t key_size = kKeyBlock * row_stride(call.head_dim);
     const int64_t value_size = kKeyBlock * row_stride(call.value_dim);
     for (int64_t block = item.block_begin; block < item.block_end && !is_whole; ++block) {

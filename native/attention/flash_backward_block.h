@@ -11,7 +11,7 @@ namespace {
 // as [kTilePanels][kKeyBlock][kPanel].
 template <int kVectors>
 __attribute__((noinline)) void add_over_rows(int64_t num_keys, const float* a, int64_t first, int64_t last,
-                                             const float* rows, int64_t stride, float* sums, Prefetch& prefetch) {
+                                             const float* rows, int64_t stride, float* sums, Moves& moves) {
     for (int64_t key = 0; key < num_keys; key += kRows, a += kRows * kPanel, sums += kRows * stride) {
         Sums<kVectors> c;
         load_sums(c, sums, stride);
@@ -20,7 +20,7 @@ __attribute__((noinline)) void add_over_rows(int64_t num_keys, const float* a, i
             const int64_t end = smaller(last, (panel + 1) * kPanelVectors);
             const int64_t lane = (v - panel * kPanelVectors) * kLanes;
             add_product<kVectors>(c, a + panel * kKeyBlock * kPanel + lane, kPanel, rows + v * kLanes * stride, stride,
-                                  (end - v) * kLanes, prefetch);
+                                  (end - v) * kLanes, moves);
             v = end;
         }
         store_sums(c, sums, stride);
@@ -52,10 +52,10 @@ OARLOCK_INLINE void backward_run(BackwardTile& t, const BackwardKeys& block, con
     with_vectors(run.last - run.first, [&](auto n) {
         scores<n.value>(num_keys, block.keys + first_key * key_stride, key_stride,
                         t.space.queries + row * padded(call.head_dim) + lane, call.head_dim, weights + lane, nullptr,
-                        t.prefetch);
+                        t.moves);
         scores<n.value>(num_keys, block.values + first_key * value_stride, value_stride,
                         t.space.grads + row * padded(call.value_dim) + lane, call.value_dim, slopes + lane, nullptr,
-                        t.prefetch);
+                        t.moves);
         if (call.dropout_threshold > 0) {
             slopes_of_dropped(num_keys, n.value, weights + lane, slopes + lane, t.lse + row + lane,
                               t.delta + row + lane, t.hashes, row + lane, block.first_key + first_key,
@@ -84,20 +84,20 @@ OARLOCK_INLINE void backward_run(BackwardTile& t, const BackwardKeys& block, con
     if (block.are_keys_finite) {
         with_vectors(run.last - run.first, [&](auto n) {
             add_weighted<n.value>(num_keys, block.keys + first_key * key_stride, key_stride, slopes + lane,
-                                  round_up(call.head_dim, kRows), query_sums + lane, nullptr, t.prefetch);
+                                  round_up(call.head_dim, kRows), query_sums + lane, nullptr, t.moves);
         });
     }
 }
 
 // dV or dK of a run of chunks, over the vectors [first, last) of the tile's rows.
 OARLOCK_INLINE void add_key_gradients(int64_t num_keys, const float* a, int64_t first, int64_t last, const float* rows,
-                                      int64_t channels, float* sums, Prefetch& prefetch) {
+                                      int64_t channels, float* sums, Moves& moves) {
     const int64_t stride = row_stride(channels);
     int64_t left = padded(channels) / kLanes;
     while (left > 0) {
         const int64_t count = left == 4 ? 2 : smaller(left, kPanelVectors);
         with_vectors(count,
-                     [&](auto n) { add_over_rows<n.value>(num_keys, a, first, last, rows, stride, sums, prefetch); });
+                     [&](auto n) { add_over_rows<n.value>(num_keys, a, first, last, rows, stride, sums, moves); });
         left -= count;
         rows += count * kLanes;
         sums += count * kLanes;
@@ -144,9 +144,9 @@ void backward_block(BackwardTile& t, const BackwardKeys& block, const BlockClass
     for (int64_t chunk = 0; chunk < kChunksPerBlock && !t.are_rows_finite; ++chunk) {
         const int64_t key = chunk * kChunk;
         const HiddenRows* const hidden = t.tile.mask->hidden + block.first_key + key;
-        add_visible_rows(t.tile, classes.some[chunk], hidden, t.space.weights + key * kPanel, t.space.grad_rows,
+        add_visible_rows(t.tile, classes.some[chunk], hidden, t.space.weights + key * kPanel, t.grad_rows,
                          call.value_dim, block.value_sums + key * row_stride(call.value_dim));
-        add_visible_rows(t.tile, classes.some[chunk], hidden, t.space.slopes + key * kPanel, t.space.query_rows,
+        add_visible_rows(t.tile, classes.some[chunk], hidden, t.space.slopes + key * kPanel, t.query_rows,
                          call.head_dim, block.key_sums + key * row_stride(call.head_dim));
     }
     for (int64_t begin = 0; begin < kChunksPerBlock && t.are_rows_finite;) {
@@ -167,10 +167,10 @@ void backward_block(BackwardTile& t, const BackwardKeys& block, const BlockClass
                     store(t.space.slopes + offset + i * kPanel, Floats{}, Whole{});
                 }
             }
-            add_key_gradients(num_keys, t.space.weights + key * kPanel, first, last, t.space.grad_rows, call.value_dim,
-                              block.value_sums + key * row_stride(call.value_dim), t.prefetch);
-            add_key_gradients(num_keys, t.space.slopes + key * kPanel, first, last, t.space.query_rows, call.head_dim,
-                              block.key_sums + key * row_stride(call.head_dim), t.prefetch);
+            add_key_gradients(num_keys, t.space.weights + key * kPanel, first, last, t.grad_rows, call.value_dim,
+                              block.value_sums + key * row_stride(call.value_dim), t.moves);
+            add_key_gradients(num_keys, t.space.slopes + key * kPanel, first, last, t.query_rows, call.head_dim,
+                              block.key_sums + key * row_stride(call.head_dim), t.moves);
         }
         begin = end;
     }

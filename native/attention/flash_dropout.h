@@ -1,7 +1,7 @@
 // Dropout of probabilities by the hash that src/oarlock/attention/dropout.py defines: the same in every tiling.
 #pragma once
 
-#include "attention/flash_tile.h"
+#include "attention/flash_keys.h"
 
 namespace oarlock {
 namespace {

@@ -13,25 +13,19 @@ struct RunningSoftmax {
 };
 
 struct ForwardSpace {
-    float* keys;      // [span][kKeyBlock][row stride of D], block b at b % span
-    float* values;    // [span][kKeyBlock][row stride of Dv]
-    int64_t* blocks;  // [span]: which block is there
-    bool* finite;     // [span]: whether its values are
-    float* rows;      // [kPanel][row stride of D or Dv]
-    float* queries;   // [kTilePanels][padded D][kPanel], times scale * log2(e)
-    float* sums;      // [kTilePanels][padded Dv][kPanel]: O^T
-    float* scores;    // [kKeyBlock][kPanel], later the probabilities
+    KeyBlocks blocks;
+    float* query_rows;  // [kTileRows][row stride of D]
+    float* out_rows;    // [kLanes][row stride of Dv]
+    float* queries;     // [kTilePanels][padded D][kPanel], times scale * log2(e)
+    float* sums;        // [kTilePanels][padded Dv][kPanel]: O^T
+    float* scores;      // [kKeyBlock][kPanel], later the probabilities
 };
 
 ForwardSpace forward_space(const FlashProblem& problem, const FlashItem& item, Carver& carver) {
-    const int64_t key_stride = row_stride(problem.call.head_dim);
-    const int64_t value_stride = row_stride(problem.call.value_dim);
     ForwardSpace space;
-    space.keys = carver.take(item.span * kKeyBlock * key_stride);
-    space.values = carver.take(item.span * kKeyBlock * value_stride);
-    space.blocks = reinterpret_cast<int64_t*>(carver.take(2 * item.span));
-    space.finite = reinterpret_cast<bool*>(carver.take(item.span));
-    space.rows = carver.take(kPanel * larger(key_stride, value_stride));
+    space.blocks.take(problem, item, carver);
+    space.query_rows = carver.take(kTileRows * row_stride(problem.call.head_dim));
+    space.out_rows = carver.take(kLanes * row_stride(problem.call.value_dim));
     space.queries = carver.take(kTilePanels * padded(problem.call.head_dim) * kPanel);
     space.sums = carver.take(kTilePanels * padded(problem.call.value_dim) * kPanel);
     space.scores = carver.take(kKeyBlock * kPanel);
@@ -59,7 +53,7 @@ struct ForwardBlock {
     RunningSoftmax& softmax;
     const RowHashes& hashes;
     bool is_finite;  // the values
-    Prefetch& prefetch;
+    Moves& moves;
 };
 
 // Scores of a run, hidden ones -infinity, and their largest per row.
@@ -76,7 +70,7 @@ OARLOCK_INLINE void score_run(const ForwardBlock& b, const Run& run, float* top)
         float* const values = b.scores + begin * kChunk * kPanel;
         with_vectors(run.last - run.first, [&](auto n) {
             scores<n.value>((end - begin) * kChunk, b.keys + begin * kChunk * stride, stride, b.queries + shift,
-                            call.head_dim, values + shift, partial == 0 ? top + shift : nullptr, b.prefetch);
+                            call.head_dim, values + shift, partial == 0 ? top + shift : nullptr, b.moves);
         });
         if (partial != 0) {
             hide_chunk(b.tile, b.panel, partial, panel_bits(b.classes.some[begin], b.panel),
@@ -147,7 +141,7 @@ OARLOCK_INLINE void forward_block(const ForwardBlock& b) {
         if (b.is_finite) {
             with_vectors(run.last - run.first, [&](auto n) {
                 add_weighted<n.value>(num_keys, b.values + first_key * stride, stride, weights,
-                                      round_up(call.value_dim, kRows), b.sums + shift, factors + shift, b.prefetch);
+                                      round_up(call.value_dim, kRows), b.sums + shift, factors + shift, b.moves);
             });
         } else {
             add_visible_run(b, run, factors);
@@ -158,66 +152,50 @@ OARLOCK_INLINE void forward_block(const ForwardBlock& b) {
     }
 }
 
-void write_forward_panel(const FlashProblem& problem, const Tile& tile, int64_t panel, const RunningSoftmax& softmax,
-                         const float* sums, float* buffer) {
+// Writes out and lse of a panel.
+void finish_panel(const FlashProblem& problem, const Tile& tile, int64_t panel, const RunningSoftmax& softmax,
+                  const float* sums, float* out_rows) {
     const oarlock_attention& call = problem.call;
     const int64_t row = tile.begin + panel * kPanel;
-    const int64_t count = smaller(kPanel, tile.end - row);
     const float scale = call.dropout_threshold > 0 ? call.dropout_scale : 1.0f;
     alignas(64) float factors[kPanel];
     float* const lse = problem.lse + (tile.batch * call.num_heads_q + tile.head) * call.seqlen_q + row;
     for (int64_t i = 0; i < kPanel; ++i) {
         const bool is_blind = softmax.sums[i] == 0.0f;
         factors[i] = is_blind ? 0.0f : scale / softmax.sums[i];
-        if (i < count) {
+        if (row + i < tile.end) {
             lse[i] = is_blind ? -kInfinity : softmax.top[i] * kLn2 + __builtin_logf(softmax.sums[i]);
         }
     }
-    write_panel(sums, factors, count, problem.out, call.dtype, tile.batch, row, tile.head, call.value_dim, buffer);
+    HeadRows out = rows_of(problem, problem.out, tile, call.value_dim);
+    out.token = row;
+    out.count = smaller(kPanel, tile.end - row);
+    write_panel(out, sums, factors, out_rows);
 }
 
-// The queries of a panel, transposed and scaled.
-void load_queries(const FlashProblem& problem, const Tile& tile, int64_t panel, float* rows, float* queries) {
-    const oarlock_attention& call = problem.call;
-    const int64_t row = tile.begin + panel * kPanel;
-    const int64_t count = smaller(kPanel, tile.end - row);
-    const float* source = rows;
-    int64_t stride = row_stride(call.head_dim);
-    if (is_plain(problem.query, call.dtype, call.head_dim) && count == kPanel) {
-        source = reinterpret_cast<const float*>(tensor_row(problem.query, call.dtype, tile.batch, row, tile.head).data);
-        stride = problem.query.token_stride;
-    } else {
-        stage_rows(problem.query, call.dtype, tile.batch, row, tile.head, count, kPanel, call.head_dim, rows);
-    }
-    transpose_to_panel(source, stride, padded(call.head_dim), call.scale * kLog2E, queries);
+// Begins to bring what a tile needs.
+void request_tile(const FlashProblem& problem, const FlashItem& item, const Tile& tile, const ForwardSpace& space,
+                  Moves& moves) {
+    const HeadRows queries = rows_of(problem, problem.query, tile, problem.call.head_dim);
+    request(queries, round_up(queries.count, kPanel), space.query_rows, moves);
+    request_keys(problem, item, tile, space.blocks, moves);
 }
 
-// Brings a block of keys and values into its place; returns that.
-int64_t stage_block(const FlashProblem& problem, const FlashItem& item, int64_t block, const ForwardSpace& space) {
-    const oarlock_attention& call = problem.call;
-    const int64_t place = block % item.span;
-    if (space.blocks[place] != block) {
-        const int64_t key = block * kKeyBlock;
-        const int64_t count = smaller(kKeyBlock, call.seqlen_k - key);
-        const int64_t padded_count = round_up(count, kChunk);
-        stage_rows(problem.key, call.dtype, item.batch, key, item.key_head, count, padded_count, call.head_dim,
-                   space.keys + place * kKeyBlock * row_stride(call.head_dim));
-        space.finite[place] = stage_rows(problem.value, call.dtype, item.batch, key, item.key_head, count, padded_count,
-                                         call.value_dim, space.values + place * kKeyBlock * row_stride(call.value_dim));
-        space.blocks[place] = block;
-    }
-    return place;
-}
-
-void forward_tile(const FlashProblem& problem, const FlashItem& item, const Tile& tile, const ForwardSpace& space) {
+// What it needs has been moved; afterwards so has what the next tile needs.
+void forward_tile(const FlashProblem& problem, const FlashItem& item, const Tile& tile, const ForwardSpace& space,
+                  Moves& moves) {
     const oarlock_attention& call = problem.call;
     const int64_t query_size = padded(call.head_dim) * kPanel;
     const int64_t sums_size = padded(call.value_dim) * kPanel;
     const int64_t num_panels = (tile.end - tile.begin + kPanel - 1) / kPanel;
     RunningSoftmax softmax[kTilePanels];
     RowHashes hashes;
+    arrive(rows_of(problem, problem.query, tile, call.head_dim), num_panels * kPanel, space.query_rows);
     for (int64_t panel = 0; panel < num_panels; ++panel) {
-        load_queries(problem, tile, panel, space.rows, space.queries + panel * query_size);
+        // All scores of an infinite query might be -infinity, as if it saw nothing.
+        transpose_to_panel<true>(space.query_rows + panel * kPanel * row_stride(call.head_dim),
+                                 row_stride(call.head_dim), padded(call.head_dim), call.scale * kLog2E,
+                                 space.queries + panel * query_size);
         for (int64_t i = 0; i < kPanel; ++i) {
             softmax[panel].top[i] = -kInfinity;
             softmax[panel].sums[i] = 0.0f;
@@ -227,44 +205,41 @@ void forward_tile(const FlashProblem& problem, const FlashItem& item, const Tile
     if (call.dropout_threshold > 0) {
         hashes.fill(call, tile);
     }
-    Prefetch prefetch;
-    const Tile next = next_tile(problem, item, tile);
-    prefetch_rows(problem, problem.query, next, call.head_dim, prefetch);
-    prefetch_keys(problem, item, tile, next, prefetch);
-    prefetch_rows(problem, problem.out, tile, call.value_dim, prefetch);
+    request_tile(problem, item, next_tile(problem, item, tile), space, moves);
+    touch(rows_of(problem, problem.out, tile, call.value_dim), moves);
     BlockClasses classes;
     for (int64_t block = item.block_begin; block < item.block_end; ++block) {
         classify(tile, block, call.seqlen_k, classes);
         if (classes.any == 0) {
             continue;
         }
-        const int64_t place = stage_block(problem, item, block, space);
+        const int64_t place = use_keys(problem, item, block, space.blocks, false, moves);
         for (int64_t panel = 0; panel < num_panels; ++panel) {
             if (panel_bits(classes.any, panel) != 0) {
-                forward_block({problem, tile, classes, panel, block * kKeyBlock,
-                               space.keys + place * kKeyBlock * row_stride(call.head_dim),
-                               space.values + place * kKeyBlock * row_stride(call.value_dim),
-                               space.queries + panel * query_size, space.sums + panel * sums_size, space.scores,
-                               softmax[panel], hashes, space.finite[place], prefetch});
+                forward_block({problem, tile, classes, panel, block * kKeyBlock, space.blocks.keys_at(problem, place),
+                               space.blocks.values_at(problem, place), space.queries + panel * query_size,
+                               space.sums + panel * sums_size, space.scores, softmax[panel], hashes,
+                               space.blocks.is_finite[place], moves});
             }
         }
     }
-    prefetch.finish();
+    moves.finish();
     for (int64_t panel = 0; panel < num_panels; ++panel) {
-        write_forward_panel(problem, tile, panel, softmax[panel], space.sums + panel * sums_size, space.rows);
+        finish_panel(problem, tile, panel, softmax[panel], space.sums + panel * sums_size, space.out_rows);
     }
 }
 
 void forward(const FlashProblem& problem, const FlashItem& item, float* workspace) {
     Carver carver = {workspace, 0};
     const ForwardSpace space = forward_space(problem, item, carver);
-    for (int64_t i = 0; i < item.span; ++i) {
-        space.blocks[i] = -1;
-    }
+    space.blocks.clear(item.span);
+    Moves moves;
     const int64_t group = problem.call.num_heads_q / problem.call.num_heads_k;
+    request_tile(problem, item, make_tile(problem, item, item.key_head * group, item.tile_begin), space, moves);
+    moves.finish();
     for (int64_t index = item.tile_begin; index < item.tile_end; ++index) {
         for (int64_t head = item.key_head * group; head < (item.key_head + 1) * group; ++head) {
-            forward_tile(problem, item, make_tile(problem, item, head, index), space);
+            forward_tile(problem, item, make_tile(problem, item, head, index), space, moves);
         }
     }
 }

@@ -5,7 +5,7 @@
 // A is read element by element (broadcast), B and C by whole vectors; the C tile stays in registers.
 #pragma once
 
-#include "attention/flash_prefetch.h"
+#include "attention/flash_moves.h"
 
 namespace oarlock {
 namespace {
@@ -79,13 +79,13 @@ OARLOCK_INLINE void add_row(Floats (&c)[kVectors], float a, const Floats (&b)[kV
     }
 }
 
-// Steps of a product between two steps of the prefetch.
-constexpr int64_t kStepsPerPrefetch = 16;
+// Steps of a product for each moved piece.
+constexpr int64_t kStepsPerMove = 16;
 
 // c += sum over k < depth of A(., k) B[k] with A(row, k) = a[row * a_stride + k].
 template <int kVectors>
 OARLOCK_INLINE void add_product(Sums<kVectors>& c, const float* a, int64_t a_stride, const float* b, int64_t b_stride,
-                                int64_t depth, Prefetch& prefetch) {
+                                int64_t depth, Moves& moves) {
     const float* rows[kRows];
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
@@ -95,8 +95,8 @@ OARLOCK_INLINE void add_product(Sums<kVectors>& c, const float* a, int64_t a_str
     }
     int64_t k = 0;
     for (; k + 4 <= depth; k += 4) {
-        if (k % kStepsPerPrefetch == 0) {
-            prefetch.step();
+        if (k % kStepsPerMove == 0) {
+            moves.step();
         }
 #pragma GCC unroll 4
         for (int i = 0; i < 4; ++i, b += b_stride) {
@@ -121,10 +121,10 @@ OARLOCK_INLINE void add_product(Sums<kVectors>& c, const float* a, int64_t a_str
 // The same with A(row, k) = a[k * a_stride + row].
 template <int kVectors>
 OARLOCK_INLINE void add_transposed_product(Sums<kVectors>& c, const float* a, int64_t a_stride, const float* b,
-                                           int64_t b_stride, int64_t depth, Prefetch& prefetch) {
-    for (int64_t begin = 0; begin < depth; begin += kStepsPerPrefetch) {
-        prefetch.step();
-        const int64_t steps = depth - begin < kStepsPerPrefetch ? depth - begin : kStepsPerPrefetch;
+                                           int64_t b_stride, int64_t depth, Moves& moves) {
+    for (int64_t begin = 0; begin < depth; begin += kStepsPerMove) {
+        moves.step();
+        const int64_t steps = depth - begin < kStepsPerMove ? depth - begin : kStepsPerMove;
 #pragma GCC unroll 4
         for (int64_t k = 0; k < steps; ++k, a += a_stride, b += b_stride) {
             Floats b_vectors[kVectors];

@@ -2,12 +2,10 @@
 #pragma once
 
 #include "attention/flash.h"
-#include "attention/flash_product.h"
+#include "attention/flash_transpose.h"
 
 namespace oarlock {
 namespace {
-
-typedef float Four __attribute__((vector_size(16)));
 
 OARLOCK_INLINE int64_t smaller(int64_t a, int64_t b) {
     return a < b ? a : b;
@@ -154,24 +152,20 @@ OARLOCK_INLINE bool is_plain(const oarlock_vectors& tensor, int32_t dtype, int64
     return dtype == OARLOCK_FLOAT32 && tensor.dim_stride == 1 && size == padded(size);
 }
 
-// Copies `count` rows to `stride` floats each, zero padded to padded(size) channels and to `padded_count` rows. Returns
-// whether all of it is finite.
-bool stage_rows(const oarlock_vectors& tensor, int32_t dtype, int64_t batch, int64_t token, int64_t head, int64_t count,
+// Copies `count` rows to `stride` floats each, zero padded to padded(size) channels and to `padded_count` rows.
+void stage_rows(const oarlock_vectors& tensor, int32_t dtype, int64_t batch, int64_t token, int64_t head, int64_t count,
                 int64_t padded_count, int64_t size, float* target) {
     constexpr int64_t kAhead = 8;  // rows; they may lie a page apart, where the hardware does not prefetch
     const int64_t stride = row_stride(size);
     const int64_t width = padded(size);
     const bool plain = is_plain(tensor, dtype, size);
-    Floats zero_or_nan = {};
     for (int64_t i = 0; i < count; ++i, target += stride) {
         const TensorRow row = tensor_row(tensor, dtype, batch, token + i, head);
         if (plain) {
             const auto* source = reinterpret_cast<const float*>(row.data);
             const float* const ahead = source + smaller(kAhead, count - 1 - i) * tensor.token_stride;
             for (int64_t d = 0; d < width; d += kLanes) {
-                const Floats values = load(source + d, Whole{});
-                store(target + d, values, Whole{});
-                zero_or_nan += values * 0.0f;
+                store(target + d, load(source + d, Whole{}), Whole{});
                 __builtin_prefetch(ahead + d);
             }
             continue;
@@ -180,80 +174,120 @@ bool stage_rows(const oarlock_vectors& tensor, int32_t dtype, int64_t batch, int
         for (int64_t d = size; d < width; ++d) {
             target[d] = 0.0f;
         }
-        for (int64_t d = 0; d < width; d += kLanes) {
-            zero_or_nan += load(target + d, Whole{}) * 0.0f;
-        }
     }
     for (int64_t i = count; i < padded_count; ++i, target += stride) {
         for (int64_t d = 0; d < width; d += kLanes) {
             store(target + d, Floats{}, Whole{});
         }
     }
-    return sum_of_lanes(zero_or_nan) == 0.0f;
 }
 
-OARLOCK_INLINE void transpose_four(Four (&r)[4]) {
-    const Four a = __builtin_shufflevector(r[0], r[1], 0, 4, 1, 5);
-    const Four b = __builtin_shufflevector(r[0], r[1], 2, 6, 3, 7);
-    const Four c = __builtin_shufflevector(r[2], r[3], 0, 4, 1, 5);
-    const Four d = __builtin_shufflevector(r[2], r[3], 2, 6, 3, 7);
-    r[0] = __builtin_shufflevector(a, c, 0, 1, 4, 5);
-    r[1] = __builtin_shufflevector(a, c, 2, 3, 6, 7);
-    r[2] = __builtin_shufflevector(b, d, 0, 1, 4, 5);
-    r[3] = __builtin_shufflevector(b, d, 2, 3, 6, 7);
+// Whether Moves can copy rows of the tensor: they are floats as they lie, whole pieces, and a tile has room.
+OARLOCK_INLINE bool can_move(const oarlock_vectors& tensor, int32_t dtype, int64_t size) {
+    return is_plain(tensor, dtype, size) && size * 4 % Moves::kPieceBytes == 0 && size <= 1024;
 }
 
-// target[c][r] = factor * source[r][c] for kPanel rows r; the number of channels c is a multiple of 4.
-void transpose_to_panel(const float* source, int64_t stride, int64_t channels, float factor, float* target) {
-    const Four factors = {factor, factor, factor, factor};
-    for (int64_t r = 0; r < kPanel; r += 4) {
-        for (int64_t c = 0; c < channels; c += 4) {
-            Four quad[4];
-            for (int i = 0; i < 4; ++i) {
-                std::memcpy(&quad[i], source + (r + i) * stride + c, sizeof(Four));
-                quad[i] *= factors;
-            }
-            transpose_four(quad);
-            for (int i = 0; i < 4; ++i) {
-                std::memcpy(target + (c + i) * kPanel + r, &quad[i], sizeof(Four));
-            }
-        }
+// Rows [token, token + count) of a head.
+struct HeadRows {
+    const oarlock_vectors& tensor;
+    int32_t dtype;
+    int64_t batch;
+    int64_t head;
+    int64_t size;  // channels
+    int64_t token;
+    int64_t count;
+};
+
+OARLOCK_INLINE char* first_row(const HeadRows& rows) {
+    return tensor_row(rows.tensor, rows.dtype, rows.batch, rows.token, rows.head).data;
+}
+
+// Pieces that Moves needs for them.
+OARLOCK_INLINE int64_t num_pieces(const HeadRows& rows) {
+    return can_move(rows.tensor, rows.dtype, rows.size) ? rows.count * rows.size * 4 / Moves::kPieceBytes : 0;
+}
+
+// Brings rows into the cache.
+void touch(const HeadRows& rows, Moves& moves) {
+    if (rows.tensor.dim_stride == 1) {
+        const int64_t bytes = rows.dtype == OARLOCK_FLOAT32 ? 4 : 2;
+        moves.touch(first_row(rows), rows.tensor.token_stride * bytes, rows.size * bytes, rows.count);
     }
 }
 
-// target[r][c] = factors[r] * source[c][r]: four rows from `row` on.
-void transpose_from_panel(const float* source, int64_t row, const float* factors, int64_t channels, float* target,
-                          int64_t stride) {
-    Four factor;
-    std::memcpy(&factor, factors + row, sizeof factor);
-    for (int64_t c = 0; c < channels; c += 4) {
-        Four quad[4];
-        for (int i = 0; i < 4; ++i) {
-            std::memcpy(&quad[i], source + (c + i) * kPanel + row, sizeof(Four));
-            quad[i] *= factor;
+// Begins to bring rows to `target`, and to zero padding up to padded_count rows. arrive() must follow.
+void request(const HeadRows& rows, int64_t padded_count, float* target, Moves& moves) {
+    const int64_t stride = row_stride(rows.size);
+    if (can_move(rows.tensor, rows.dtype, rows.size)) {
+        if (moves.room() < num_pieces(rows)) {
+            moves.finish();
         }
-        transpose_four(quad);
-        for (int i = 0; i < 4; ++i) {
-            std::memcpy(target + i * stride + c, &quad[i], sizeof(Four));
+        moves.read(first_row(rows), rows.tensor.token_stride * 4, target, stride, rows.size * 4, rows.count);
+        for (int64_t i = rows.count; i < padded_count; ++i) {
+            std::memset(target + i * stride, 0, static_cast<size_t>(rows.size) * sizeof(float));
         }
+    } else {
+        touch(rows, moves);
     }
 }
 
-// Writes the rows [0, count) of a panel to a tensor, each times its factor. `buffer` holds four padded rows.
-void write_panel(const float* panel, const float* factors, int64_t count, const oarlock_vectors& tensor, int32_t dtype,
-                 int64_t batch, int64_t token, int64_t head, int64_t size, float* buffer) {
-    const int64_t stride = row_stride(size);
-    for (int64_t row = 0; row < count; row += 4) {
-        if (is_plain(tensor, dtype, size) && row + 4 <= count) {
-            auto* target = reinterpret_cast<float*>(tensor_row(tensor, dtype, batch, token + row, head).data);
-            transpose_from_panel(panel, row, factors, size, target, tensor.token_stride);
+// After request() and the end of its moves.
+void arrive(const HeadRows& rows, int64_t padded_count, float* target) {
+    if (!can_move(rows.tensor, rows.dtype, rows.size)) {
+        stage_rows(rows.tensor, rows.dtype, rows.batch, rows.token, rows.head, rows.count, padded_count, rows.size,
+                   target);
+    }
+}
+
+// Writes rows to the tensor, at the end of the moves at the latest.
+void send(const HeadRows& rows, const float* source, Moves& moves) {
+    const int64_t stride = row_stride(rows.size);
+    if (can_move(rows.tensor, rows.dtype, rows.size)) {
+        if (moves.room() < num_pieces(rows)) {
+            moves.finish();
+        }
+        moves.write(source, stride, first_row(rows), rows.tensor.token_stride * 4, rows.size * 4, rows.count);
+        return;
+    }
+    for (int64_t i = 0; i < rows.count; ++i) {
+        write_row(tensor_row(rows.tensor, rows.dtype, rows.batch, rows.token + i, rows.head), rows.size,
+                  source + i * stride);
+    }
+}
+
+void write_zeros(const HeadRows& rows) {
+    const auto bytes = static_cast<size_t>(rows.size * (rows.dtype == OARLOCK_FLOAT32 ? 4 : 2));
+    for (int64_t i = 0; i < rows.count; ++i) {
+        std::memset(tensor_row(rows.tensor, rows.dtype, rows.batch, rows.token + i, rows.head).data, 0, bytes);
+    }
+}
+
+// Writes rows to the tensor: those of a panel, each times its factor. `buffer` holds kLanes rows.
+void write_panel(const HeadRows& rows, const float* panel, const float* factors, float* buffer) {
+    for (int64_t r = 0; r < rows.count; r += kLanes) {
+        const TensorRow row = tensor_row(rows.tensor, rows.dtype, rows.batch, rows.token + r, rows.head);
+        if (is_plain(rows.tensor, rows.dtype, rows.size) && r + kLanes <= rows.count) {
+            transpose_from_panel(panel + r, factors + r, rows.size, reinterpret_cast<float*>(row.data),
+                                 rows.tensor.token_stride);
             continue;
         }
-        transpose_from_panel(panel, row, factors, padded(size), buffer, stride);
-        for (int64_t i = 0; i < smaller(4, count - row); ++i) {
-            write_row(tensor_row(tensor, dtype, batch, token + row + i, head), size, buffer + i * stride);
+        const int64_t stride = row_stride(rows.size);
+        transpose_from_panel(panel + r, factors + r, padded(rows.size), buffer, stride);
+        for (int64_t i = 0; i < smaller(kLanes, rows.count - r); ++i) {
+            write_row(tensor_row(rows.tensor, rows.dtype, rows.batch, rows.token + r + i, rows.head), rows.size,
+                      buffer + i * stride);
         }
     }
+}
+
+bool are_finite(const float* rows, int64_t count, int64_t size) {
+    Floats zero_or_nan = {};
+    for (int64_t i = 0; i < count; ++i, rows += row_stride(size)) {
+        for (int64_t d = 0; d < padded(size); d += kLanes) {
+            zero_or_nan += load(rows + d, Whole{}) * 0.0f;
+        }
+    }
+    return sum_of_lanes(zero_or_nan) == 0.0f;
 }
 
 }  // namespace

@@ -57,7 +57,7 @@ void set_blocks(FlashItem& item, const std::vector<GroupMask>& group, const std:
         }
         const int64_t first = std::max(hull.begin / tile_rows, item.tile_begin);
         const int64_t last = std::min((hull.end - 1) / tile_rows, item.tile_end - 1);
-        for (int64_t tile = first; tile <= last; ++tile) {
+        for (int64_t tile = std::max(first - 1, item.tile_begin); tile <= last; ++tile) {
             int64_t& oldest = first_live[static_cast<size_t>(tile - item.tile_begin)];
             oldest = std::min(oldest, block);
             item.span = std::max(item.span, block + 1 - oldest);

@@ -72,34 +72,18 @@ OARLOCK_INLINE Tile next_tile(const FlashProblem& problem, const FlashItem& item
     return next;
 }
 
-OARLOCK_INLINE void add_rows(Prefetch& prefetch, const oarlock_vectors& tensor, int32_t dtype, int64_t batch,
-                             int64_t token, int64_t head, int64_t count, int64_t size) {
-    if (count > 0 && tensor.dim_stride == 1) {
-        const int64_t bytes = dtype == OARLOCK_FLOAT32 ? 4 : 2;
-        prefetch.add(tensor_row(tensor, dtype, batch, token, head).data, tensor.token_stride * bytes, size * bytes,
-                     count);
-    }
+// Rows of a tensor like the queries.
+OARLOCK_INLINE HeadRows rows_of(const FlashProblem& problem, const oarlock_vectors& tensor, const Tile& tile,
+                                int64_t size) {
+    return {tensor, problem.call.dtype, tile.batch, tile.head, size, tile.begin, tile.end - tile.begin};
 }
 
-// Asks for the blocks of keys and values that the next tile is the first one to see.
-OARLOCK_INLINE void prefetch_keys(const FlashProblem& problem, const FlashItem& item, const Tile& tile,
-                                  const Tile& next, Prefetch& prefetch) {
-    const oarlock_attention& call = problem.call;
-    for (int64_t block = item.block_begin; block < item.block_end && next.begin > tile.begin; ++block) {
-        const RowRange hull = next.mask->hull[block];
-        if (hull.begin < next.begin || hull.begin >= next.end) {
-            continue;
-        }
-        const int64_t key = block * kKeyBlock;
-        const int64_t count = smaller(kKeyBlock, call.seqlen_k - key);
-        add_rows(prefetch, problem.key, call.dtype, item.batch, key, item.key_head, count, call.head_dim);
-        add_rows(prefetch, problem.value, call.dtype, item.batch, key, item.key_head, count, call.value_dim);
-    }
-}
-
-OARLOCK_INLINE void prefetch_rows(const FlashProblem& problem, const oarlock_vectors& tensor, const Tile& tile,
-                                  int64_t size, Prefetch& prefetch) {
-    add_rows(prefetch, tensor, problem.call.dtype, tile.batch, tile.begin, tile.head, tile.end - tile.begin, size);
+// Rows of a tensor like the keys.
+OARLOCK_INLINE HeadRows rows_of(const FlashProblem& problem, const oarlock_vectors& tensor, const FlashItem& item,
+                                int64_t block, int64_t size) {
+    const int64_t key = block * kKeyBlock;
+    const int64_t count = smaller(kKeyBlock, problem.call.seqlen_k - key);
+    return {tensor, problem.call.dtype, item.batch, item.key_head, size, key, count};
 }
 
 // Bit v of some[c]: vector v of the tile has a row that sees a key of chunk c of the block; of all[c]: all its rows see
@@ -232,11 +216,11 @@ OARLOCK_INLINE void with_vectors(int64_t n, const Body& body) {
 // top = max(top, values) over the keys.
 template <int kVectors>
 __attribute__((noinline)) void scores(int64_t num_keys, const float* keys, int64_t stride, const float* queries,
-                                      int64_t depth, float* values, float* top, Prefetch& prefetch) {
+                                      int64_t depth, float* values, float* top, Moves& moves) {
     for (int64_t key = 0; key < num_keys; key += kRows, keys += kRows * stride, values += kRows * kPanel) {
         Sums<kVectors> c;
         set_zero(c);
-        add_product<kVectors>(c, keys, stride, queries, kPanel, depth, prefetch);
+        add_product<kVectors>(c, keys, stride, queries, kPanel, depth, moves);
         store_sums(c, values, kPanel);
         if (top == nullptr) {
             continue;
@@ -255,7 +239,7 @@ __attribute__((noinline)) void scores(int64_t num_keys, const float* keys, int64
 // sums[channel][row] = factors[row] * sums + V^T P^T over num_keys keys; without factors, factor 1.
 template <int kVectors>
 __attribute__((noinline)) void add_weighted(int64_t num_keys, const float* values, int64_t stride, const float* weights,
-                                            int64_t channels, float* sums, const float* factors, Prefetch& prefetch) {
+                                            int64_t channels, float* sums, const float* factors, Moves& moves) {
     for (int64_t channel = 0; channel < channels; channel += kRows, values += kRows, sums += kRows * kPanel) {
         Sums<kVectors> c;
         load_sums(c, sums, kPanel);
@@ -269,7 +253,7 @@ __attribute__((noinline)) void add_weighted(int64_t num_keys, const float* value
                 }
             }
         }
-        add_transposed_product<kVectors>(c, values, stride, weights, kPanel, num_keys, prefetch);
+        add_transposed_product<kVectors>(c, values, stride, weights, kPanel, num_keys, moves);
         store_sums(c, sums, kPanel);
     }
 }
