@@ -29,14 +29,18 @@ FORKER = """
 import faulthandler, os, signal, sys
 import torch
 from pathlib import Path
-from oarlock.checkpoint import list_checkpoints, save_checkpoint
+from oarlock.checkpoint import Shard, list_checkpoints, save_checkpoint
 from oarlock.checkpoint.directory import step_of
 
 torch.set_num_threads(1)
 faulthandler.register(signal.SIGUSR1)
 VISIBLE_TO_A_KILL = {"open", "os.rename", "os.mkdir", "os.rmdir", "os.remove", "os.listdir", "os.scandir"}
 
-def write(root, die_at, num_saves):
+def in_two_pieces(w):
+    half = len(w) // 2
+    return Shard.blocks(w, w.shape, 0, [(half, len(w)), (0, half)]) if half else w
+
+def write(root, die_at, num_saves, mode):
     events = 0
     def hook(event, arguments):
         nonlocal events
@@ -47,12 +51,24 @@ def write(root, die_at, num_saves):
     if die_at:
         sys.addaudithook(hook)
     step = max((step_of(p) for p in list_checkpoints(root)), default=0)
+    pending = []
     for count in range(num_saves):
         step += count % 3 != 2  # every third save replaces a checkpoint
         w = torch.full((500 * (step % 7),), float(step))
         tensors = {"model": {"w": w}, "optimizer": {"m": torch.full((9,), step)}}
-        save_checkpoint(root, step, tensors=tensors, state={"step": step, "count": count}, keep_last=2, overwrite=True)
-        say("saved", step)
+        options = {"state": {"step": step, "count": count}, "keep_last": 2, "overwrite": True}
+        if mode == "plain":
+            save_checkpoint(root, step, tensors=tensors, **options)
+            say("saved", step)
+            continue
+        tensors["model"]["w"], tensors["moments"] = in_two_pieces(w), {"w": in_two_pieces(w.clone())}
+        options |= {"hf": {"model": "w -> v"}, "max_shard_bytes": 500}
+        pending.append((step, save_checkpoint(root, step, tensors=tensors, wait=False, **options)))
+        w.fill_(-1)
+        while len(pending) > 1 or pending and count == num_saves - 1:
+            step_of_first, first = pending.pop(0)
+            first.result()
+            say("saved", step_of_first)
 
 def say(word, number):
     # One system call: a kill between the pieces that print() writes would join them with another process's line.
@@ -60,12 +76,12 @@ def say(word, number):
 
 say("ready", os.getpid())
 for line in sys.stdin:
-    root, die_at, num_saves = line.rsplit(maxsplit=2)
+    root, die_at, num_saves, mode = line.rsplit(maxsplit=3)
     begin, release = os.pipe()
     child = os.fork()
     if not child:
         os.read(begin, 1)
-        write(Path(root), int(die_at), int(num_saves))
+        write(Path(root), int(die_at), int(num_saves), mode)
         os._exit(0)
     say("started", child)
     os.write(release, b"!")
@@ -102,9 +118,9 @@ class Forker:
                 show_where_it_hangs(pid)
             pytest.fail(f"no answer from the writer within {LIMIT} s; its stack is in the captured stderr")
 
-    def start(self, root: Path, die_at: int = 0, num_saves: int = 10**6) -> int:
+    def start(self, root: Path, die_at: int = 0, num_saves: int = 10**6, mode: str = "plain") -> int:
         assert self.process.stdin
-        self.process.stdin.write(f"{root} {die_at} {num_saves}\n")
+        self.process.stdin.write(f"{root} {die_at} {num_saves} {mode}\n")
         self.process.stdin.flush()
         word, child = self._line()
         assert word == "started"
@@ -163,6 +179,8 @@ def check_all(root: Path) -> list[int]:
         assert w.shape == (500 * (step % 7),)
         assert bool((w == step).all())
         assert bool((checkpoint.tensors("optimizer")["m"] == step).all())
+        if "moments" in checkpoint.groups():
+            assert torch.equal(checkpoint.tensors("moments")["w"], w)
         steps.append(step)
     return steps
 
@@ -172,30 +190,32 @@ def assert_clean_after_next_save(root: Path, step: int) -> None:
     assert all(name.startswith("step-") and "." not in name for name in os.listdir(root))
 
 
-def test_kill_at_random_moments(tmp_path: Path, forker: Forker) -> None:
+@pytest.mark.parametrize(("mode", "times", "seconds"), [("plain", 50, 0.06), ("background", 12, 0.9)])
+def test_kill_at_random_moments(tmp_path: Path, forker: Forker, mode: str, times: int, seconds: float) -> None:
     rng = random.Random(0)
     last = 0
-    for _ in range(60):
-        child = forker.start(tmp_path)
-        time.sleep(rng.uniform(0.0, 0.06))
+    for _ in range(times):
+        child = forker.start(tmp_path, mode=mode)
+        time.sleep(rng.uniform(0.0, seconds))
         os.kill(child, signal.SIGKILL)
         saved, _ = forker.finish()
         steps = check_all(tmp_path)
         last = max(last, saved or 0)
         assert max(steps, default=0) >= last, "a checkpoint that save_checkpoint returned is gone"
-    forker.start(tmp_path, num_saves=1)
+    forker.start(tmp_path, num_saves=2, mode=mode)
     forker.finish()
     assert len(check_all(tmp_path)) == 2
     assert_clean_after_next_save(tmp_path, 10**6)
 
 
-def test_kill_before_every_step_of_the_file_system(tmp_path: Path, forker: Forker) -> None:
+@pytest.mark.parametrize(("mode", "stride"), [("plain", 1), ("background", 9)])
+def test_kill_before_every_step_of_the_file_system(tmp_path: Path, forker: Forker, mode: str, stride: int) -> None:
     """Four saves, one of them a replacement, killed before the first, second, ... open, rename, mkdir or removal."""
     die_at, status = 0, 1
     while status:
-        die_at += 1
+        die_at += stride
         root = tmp_path / str(die_at)
-        forker.start(root, die_at, num_saves=4)
+        forker.start(root, die_at, num_saves=4, mode=mode)
         saved, status = forker.finish()
         steps = check_all(root)
         assert max(steps, default=0) >= (saved or 0)

@@ -81,6 +81,17 @@ def save_checkpoint(
 ) -> PendingSave: ...
 
 
+@overload
+def save_checkpoint(
+    root: str | PathLike[str],
+    step: int,
+    *,
+    tensors: TensorGroups,
+    wait: bool,
+    **options: Unpack[SaveOptions],
+) -> Path | PendingSave: ...
+
+
 def save_checkpoint(
     root: str | PathLike[str],
     step: int,
