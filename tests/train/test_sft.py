@@ -18,6 +18,7 @@ from oarlock.train.config import TrainConfig, load_config
 from oarlock.train.data import EvaluationLoader, PackedLoader
 from oarlock.train.loop import train
 from oarlock.train.metrics import read_metrics
+from oarlock.train.tasks import choose_task
 from oarlock.train.tasks.sft import prepare_conversations
 from tiny_run import finish, recorded, start_training
 
@@ -271,3 +272,20 @@ def test_a_damaged_cache_is_made_again(sft: Callable[..., Path]) -> None:
         again = prepare_conversations(config)
     assert json.loads((again.directory / "data.json").read_text())["files"]
     assert again.train.num_targets == data.train.num_targets
+
+
+@pytest.mark.parametrize("task", ["sft", "dpo"])
+def test_the_example_configurations_run(tmp_path: Path, task: str) -> None:
+    small = write_model(tmp_path / "model", None, positions=1024)
+    options = ["--model.directory", str(small), "--train.steps", "1", "--train.tensorboard", "false"]
+    for key, value in (("out", tmp_path / "out"), ("cache", tmp_path / "cache")):
+        options += [f"--{'train' if key == 'out' else 'data'}.{key}", str(value)]
+    path = ROOT / "configs" / f"{task}-example.toml"
+    corpus = load_config(path).data.corpus
+    config = load_config(path, [*options, "--data.corpus", str(ROOT / corpus)])
+    assert config.train.task == task
+    data = choose_task(config).prepare()
+    assert data.train.num_documents + data.validation.num_documents == len(
+        (ROOT / corpus).read_text(encoding="utf-8").splitlines()
+    )
+    assert train(config).step == 1
