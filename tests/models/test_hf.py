@@ -152,7 +152,12 @@ def test_missing_files(folder, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"pytorch_model.bin would have to be unpickled, which Oarlock never"):
         models.load(folder)
     (folder / "model.safetensors").write_bytes(weights[:1000])
-    with pytest.raises(ValueError, match=r"model.safetensors is not a readable safetensors file"):
+    with pytest.raises(
+        ValueError, match=r"model.safetensors: not a safetensors file \(header of \d+ bytes in a file of"
+    ):
+        models.load(folder)
+    (folder / "model.safetensors").write_bytes(weights[:-10])
+    with pytest.raises(ValueError, match=r"model.safetensors: truncated: it ends 10 bytes early; fetch it again"):
         models.load(folder)
     (folder / "config.json").write_text("{")
     with pytest.raises(ValueError, match=r"config.json is not valid JSON"):

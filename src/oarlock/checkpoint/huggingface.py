@@ -22,29 +22,33 @@ def open_safetensors(path: str | PathLike[str]) -> TensorSource:
     .safetensors files.
 
     Args:
-        path: the file or the folder.
+        path: the file, the index or the folder.
 
     Raises:
         CheckpointError: there is none; a file is missing or malformed; index and files contradict each other; a tensor
             is in two files, or of a dtype that this torch does not have.
     """
     path = Path(path)
+    if path.is_file() and path.name.endswith(INDEX_SUFFIX):
+        return _indexed(path.parent, path)
     if path.is_file():
         return _source(path, [path], None)
     if not path.is_dir():
         raise CheckpointError(f"{path}: no such file or folder")
     indices = sorted(path.glob(f"*{INDEX_SUFFIX}"))
     if len(indices) > 1:
-        raise CheckpointError(
-            f"{path} has several indices ({', '.join(p.name for p in indices)}); open one file instead"
-        )
+        raise CheckpointError(f"{path} has several indices ({', '.join(p.name for p in indices)}); open one of them")
     if indices:
-        weight_map = _read_index(indices[0])
-        return _source(path, [path / name for name in dict.fromkeys(weight_map.values())], weight_map)
+        return _indexed(path, indices[0])
     files = sorted(path.glob("*.safetensors"))
     if not files:
         raise CheckpointError(f"{path} has no .safetensors file")
     return _source(path, files, None)
+
+
+def _indexed(folder: Path, index: Path) -> TensorSource:
+    weight_map = _read_index(index)
+    return _source(folder, [folder / name for name in dict.fromkeys(weight_map.values())], weight_map)
 
 
 def _source(path: Path, files: list[Path], weight_map: dict[str, str] | None) -> TensorSource:

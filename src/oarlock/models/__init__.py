@@ -4,6 +4,18 @@ from oarlock.models.attention import KVCache
 from oarlock.models.config import DecoderConfig
 from oarlock.models.decoder import Decoder
 from oarlock.models.families import FAMILIES
-from oarlock.models.hf import load, read_config, save
+from oarlock.models.hf import load, load_sharded, read_config, save
+from oarlock.models.program import family_program, weights_program
 
-__all__ = ["FAMILIES", "Decoder", "DecoderConfig", "KVCache", "load", "read_config", "save"]
+__all__ = [
+    "FAMILIES",
+    "Decoder",
+    "DecoderConfig",
+    "KVCache",
+    "family_program",
+    "load",
+    "load_sharded",
+    "read_config",
+    "save",
+    "weights_program",
+]

@@ -12,6 +12,7 @@ from oarlock import ops
 from oarlock.attention import ColumnMask, flashmask_attention
 from oarlock.attention.context_parallel import ContextPlan, attend_context_parallel
 from oarlock.models.config import DecoderConfig
+from oarlock.models.linear import Linear
 
 
 class KVCache(Protocol):
@@ -47,12 +48,10 @@ class Attention(nn.Module):
         self.layer = layer
         self.head_dim = config.head_dim
         self.rope_interleaved = config.family.rope_interleaved
-        self.q_proj = nn.Linear(width, config.num_attention_heads * self.head_dim, bias=bias)
-        self.k_proj = nn.Linear(width, config.num_key_value_heads * self.head_dim, bias=bias)
-        self.v_proj = nn.Linear(width, config.num_key_value_heads * self.head_dim, bias=bias)
-        self.o_proj = nn.Linear(
-            config.num_attention_heads * self.head_dim, width, bias=bias and config.family.output_bias
-        )
+        self.q_proj = Linear(width, config.num_attention_heads * self.head_dim, bias=bias)
+        self.k_proj = Linear(width, config.num_key_value_heads * self.head_dim, bias=bias)
+        self.v_proj = Linear(width, config.num_key_value_heads * self.head_dim, bias=bias)
+        self.o_proj = Linear(config.num_attention_heads * self.head_dim, width, bias=bias and config.family.output_bias)
         self.sinks = nn.Parameter(torch.empty(config.num_attention_heads)) if config.family.attention_sink else None
         self.q_norm = RMSNorm(self.head_dim, config.rms_norm_eps) if config.family.qk_norm else None
         self.k_norm = RMSNorm(self.head_dim, config.rms_norm_eps) if config.family.qk_norm else None

@@ -22,6 +22,7 @@ from oarlock.attention.context_parallel import ContextPlan
 from oarlock.models.attention import Attention, KVCache, RMSNorm
 from oarlock.models.config import DecoderConfig
 from oarlock.models.latent_attention import LatentAttention
+from oarlock.models.linear import Linear
 from oarlock.models.mlp import MLP
 from oarlock.models.moe import Router, RouterStatistics, SparseMLP
 from oarlock.models.window import with_window
@@ -78,7 +79,7 @@ class Decoder(nn.Module):
             self.layers = nn.ModuleList(DecoderLayer(config, layer) for layer in range(config.num_hidden_layers))
             self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
             self.lm_head = (
-                None if config.tie_word_embeddings else nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+                None if config.tie_word_embeddings else Linear(config.hidden_size, config.vocab_size, bias=False)
             )
         self._statistics: list[RouterStatistics] = []
         self._load_LX: Tensor | None = None

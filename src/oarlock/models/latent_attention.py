@@ -18,6 +18,7 @@ from oarlock.attention import ColumnMask
 from oarlock.attention.context_parallel import ContextPlan
 from oarlock.models.attention import KVCache, RMSNorm, attend
 from oarlock.models.config import DecoderConfig
+from oarlock.models.linear import Linear
 
 _LATENT_EPS = 1e-6  # of the latents' norms, whatever the model's rms_norm_eps (as in transformers)
 
@@ -32,15 +33,15 @@ class LatentAttention(nn.Module):
         self.nope_dim, self.value_dim = config.qk_nope_head_dim, config.v_head_dim
         self.latent_dim = config.kv_lora_rank
         self.softmax_scale = softmax_scale(config)
-        self.q_proj = nn.Linear(width, heads * self.head_dim, bias=False) if config.q_lora_rank is None else None
+        self.q_proj = Linear(width, heads * self.head_dim, bias=False) if config.q_lora_rank is None else None
         if config.q_lora_rank is not None:
-            self.q_a_proj = nn.Linear(width, config.q_lora_rank, bias=bias)
+            self.q_a_proj = Linear(width, config.q_lora_rank, bias=bias)
             self.q_a_layernorm = RMSNorm(config.q_lora_rank, _LATENT_EPS)
-            self.q_b_proj = nn.Linear(config.q_lora_rank, heads * self.head_dim, bias=False)
-        self.kv_a_proj_with_mqa = nn.Linear(width, self.latent_dim + self.rope_dim, bias=bias)
+            self.q_b_proj = Linear(config.q_lora_rank, heads * self.head_dim, bias=False)
+        self.kv_a_proj_with_mqa = Linear(width, self.latent_dim + self.rope_dim, bias=bias)
         self.kv_a_layernorm = RMSNorm(self.latent_dim, _LATENT_EPS)
-        self.kv_b_proj = nn.Linear(self.latent_dim, heads * (self.nope_dim + self.value_dim), bias=False)
-        self.o_proj = nn.Linear(heads * self.value_dim, width, bias=bias)
+        self.kv_b_proj = Linear(self.latent_dim, heads * (self.nope_dim + self.value_dim), bias=False)
+        self.o_proj = Linear(heads * self.value_dim, width, bias=bias)
 
     def forward(
         self,
