@@ -6,8 +6,8 @@ Chunks are dealt out by one of these methods, and for the last two then swapped 
 * dualchunk: rank r gets the r-th piece from the front and the r-th from the back (zigzag), even for plain causal;
 * lpt: the costliest chunk first, each to the rank with least cost so far (longest processing time);
 * affinity: rank by rank, the costliest chunk left and then whichever asks for fewest new keys, as long as what is
-  left can still give every rank an equal share, up to 2 %;
-* auto: the one of these that asks for fewest keys among those that are balanced up to 2 %.
+  left can still give every rank an equal share, up to 2 %; last, pairs that save keys are swapped;
+* auto: the one of these that asks for fewest keys among those that are balanced up to 4 %.
 
 All are deterministic: ties go to the lower chunk and the lower rank.
 
@@ -22,9 +22,11 @@ from functools import cached_property
 
 import numpy as np
 
+from oarlock.attention.context_parallel.swaps import fewer_keys
+
 METHODS = ("auto", "contiguous", "dualchunk", "lpt", "affinity")
-SLACK = 0.02
-"""Excess of the highest cost over the mean up to which fewer keys are preferred to a better balance."""
+SLACK, ENOUGH = 0.02, 0.04
+"""Excess of the highest cost over the mean up to which `affinity` and `auto` prefer fewer keys to a better balance."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +66,8 @@ def _assign(chunks: Chunks, num_ranks: int, method: str) -> np.ndarray:
         return dualchunk(len(chunks.costs), num_ranks)
     if method == "lpt":
         return refine(lpt(chunks, num_ranks), chunks.costs, num_ranks)
-    return refine(affinity(chunks, num_ranks), chunks.costs, num_ranks, slack=SLACK)
+    owner = refine(affinity(chunks, num_ranks), chunks.costs, num_ranks, slack=SLACK)
+    return fewer_keys(owner, chunks.sizes, chunks.costs, chunks.needs, num_ranks, SLACK)
 
 
 def quotas(count: int, num_ranks: int) -> np.ndarray:
@@ -192,10 +195,10 @@ def _swap(owner: np.ndarray, costs: np.ndarray, load: np.ndarray, high: int, low
 
 
 def _merit(owner: np.ndarray, chunks: Chunks, num_ranks: int) -> tuple[float, int]:
-    """Less is better: excess of the highest cost beyond the slack, then keys to send."""
+    """Less is better: excess of the highest cost beyond what is good enough, then keys to send."""
     load = np.bincount(owner, weights=chunks.costs, minlength=num_ranks)
     excess = load.max() * num_ranks / max(load.sum(), 1) - 1
-    return max(excess - SLACK, 0.0), asked_keys(owner, chunks, num_ranks)
+    return max(excess - ENOUGH, 0.0), asked_keys(owner, chunks, num_ranks)
 
 
 def asked_keys(owner: np.ndarray, chunks: Chunks, num_ranks: int) -> int:

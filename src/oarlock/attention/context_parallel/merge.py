@@ -20,33 +20,40 @@ Part = tuple[Tensor, Tensor]
 
 def merge(parts: Sequence[Part], sink_H: Tensor | None) -> Part:
     """out in the dtype of the parts and L of all keys; a row without keys has out 0 and L -inf (or the sink)."""
+    lse_BHS = _total(parts, sink_H)
+    first_BSHD, first_BHS = parts[0]
+    if len(parts) == 1 and sink_H is None:
+        return first_BSHD, lse_BHS
+    out_BSHD = first_BSHD * _weight(first_BHS, lse_BHS)  # a new tensor, in the dtype of lse
+    for part_BSHD, part_BHS in parts[1:]:
+        out_BSHD.addcmul_(part_BSHD, _weight(part_BHS, lse_BHS))
+    return out_BSHD.to(first_BSHD.dtype), lse_BHS
+
+
+def _total(parts: Sequence[Part], sink_H: Tensor | None) -> Tensor:
+    """L."""
     lse_BHS = parts[0][1]
     for _, other in parts[1:]:
         lse_BHS = torch.logaddexp(lse_BHS, other)
-    if sink_H is not None:
-        lse_BHS = torch.logaddexp(lse_BHS, sink_H.to(lse_BHS.dtype)[:, None])
-    if len(parts) == 1 and sink_H is None:
-        return parts[0][0], lse_BHS
-    out_BSHD = sum(_weight(lse, lse_BHS) * out for out, lse in parts)
-    assert isinstance(out_BSHD, Tensor)
-    return out_BSHD.to(parts[0][0].dtype), lse_BHS
+    return lse_BHS if sink_H is None else torch.logaddexp(lse_BHS, sink_H.to(lse_BHS.dtype)[:, None])
 
 
 def part_gradients(
     grad_out: Tensor | None, grad_lse: Tensor | None, parts: Sequence[Part], sink_H: Tensor | None
 ) -> tuple[list[Part], Tensor | None]:
     """Gradients of the out and lse of each part, and of the sink."""
-    out, lse_BHS = merge(parts, sink_H)
+    lse_BHS = _total(parts, sink_H)
     if grad_out is None:
-        grad_out = torch.zeros_like(out)
-    of_lse_BHS = -_dot(grad_out, out, lse_BHS.dtype)
-    if grad_lse is not None:
-        of_lse_BHS = of_lse_BHS + grad_lse
-    gradients = []
-    for out_s, lse_s in parts:
-        weight = _weight(lse_s, lse_BHS)
-        of_part = weight[..., 0].mT * (of_lse_BHS + _dot(grad_out, out_s, lse_BHS.dtype))
-        gradients.append(((weight * grad_out).to(out.dtype), of_part))
+        grad_out = torch.zeros_like(parts[0][0])
+    weights = [_weight(lse, lse_BHS) for _, lse in parts]
+    dots = [_dot(grad_out, out, lse_BHS.dtype) for out, _ in parts]
+    of_lse_BHS = torch.zeros_like(lse_BHS) if grad_lse is None else grad_lse
+    for weight, dot_BHS in zip(weights, dots, strict=True):
+        of_lse_BHS = of_lse_BHS - weight[..., 0].mT * dot_BHS
+    gradients = [
+        ((weight * grad_out).to(grad_out.dtype), weight[..., 0].mT * (of_lse_BHS + dot_BHS))
+        for weight, dot_BHS in zip(weights, dots, strict=True)
+    ]
     if sink_H is None:
         return gradients, None
     is_blind = lse_BHS == float("-inf")  # no key, and a sink of -inf

@@ -29,8 +29,8 @@ from oarlock.digest import Digest64, digest64
 from oarlock.ranks import JobError, Ranks
 
 CHUNK = 128
-"""Rows of a chunk at most, unless asked for."""
-_CHUNKS_PER_RANK = 8
+"""Rows of a chunk, if that gives every rank 8 to 31 chunks."""
+_FEW_CHUNKS, _MANY_CHUNKS, _MOST_CHUNKS = 8, 16, 2048
 LEAST_CHUNK = 16
 """Rows of a chunk at least, unless asked for."""
 
@@ -53,7 +53,8 @@ def plan_context_parallel(
         mask: of the whole sequence, as many keys as rows; the same on every rank.
         group: the ranks, for example ``mesh.group("context")``. None: a plan to look at, or for one process.
         num_ranks: without a group, the number of ranks to plan for; default 1.
-        chunk: rows of a chunk. None: 128, or fewer (at least 16) for a short sequence, to give every rank 8 chunks.
+        chunk: rows of a chunk. None: 128, or 2^n times that, so that every rank gets 8 to 31 chunks (but at least 16
+            rows, and at most 2048 chunks in all). More chunks balance no better, ask for more keys and take longer.
         method: "auto", "contiguous", "dualchunk" (zigzag), "lpt" or "affinity"; see
             :mod:`oarlock.attention.context_parallel.balance`.
         pad_to_equal: pad every rank's rows to the length of the longest, for static shapes.
@@ -71,9 +72,9 @@ def plan_context_parallel(
     if ranks is not None and num_ranks not in (None, ranks.size):
         raise ValueError(f"num_ranks = {num_ranks}, the group has {ranks.size}; leave it out")
     size = ranks.size if ranks is not None else 1 if num_ranks is None else num_ranks
-    chunk = _default_chunk(mask.seqlen_q, size) if chunk is None else chunk
-    if size < 1 or chunk < 1:
+    if size < 1 or (chunk is not None and chunk < 1):
         raise ValueError(f"num_ranks = {size}, chunk = {chunk}: must be at least 1")
+    chunk = _default_chunk(mask.seqlen_q, size) if chunk is None else chunk
     seqlen = mask.seqlen_q
     chunks = balance.Chunks(
         costs.chunk_sizes(seqlen, chunk), costs.chunk_costs(mask, chunk), lambda: costs.chunk_needs(mask, chunk)
@@ -93,8 +94,10 @@ def plan_context_parallel(
 
 def _default_chunk(seqlen: int, num_ranks: int) -> int:
     chunk = CHUNK
-    while chunk > LEAST_CHUNK and chunk * _CHUNKS_PER_RANK * num_ranks > seqlen:
+    while chunk > LEAST_CHUNK and chunk * _FEW_CHUNKS * num_ranks > seqlen:
         chunk //= 2
+    while chunk * 2 * _MANY_CHUNKS * num_ranks <= seqlen or chunk * _MOST_CHUNKS < seqlen:
+        chunk *= 2
     return chunk
 
 

@@ -79,9 +79,9 @@ class KeySender:
         return self._all_to_all(torch.cat(packed, dim=1), self.exchange.recv_counts, self.exchange.send_counts)
 
     def add_gradients(self, travelling: Travelling, grad_key: Tensor, grad_value: Tensor) -> tuple[Tensor, Tensor]:
-        """Wait; the given gradients plus those that the other ranks have found, in the dtype of the keys."""
+        """Wait; the given gradients, which may be overwritten, plus those that the other ranks have found."""
         exact = torch.promote_types(grad_key.dtype, torch.float32)
-        totals = [self._pack(x).to(exact, copy=True) for x in (grad_key, grad_value)]
+        totals = [self._pack(x).to(exact) for x in (grad_key, grad_value)]
         shares = travelling.wait().split(self._widths(), dim=1)
         counts = self.exchange.send_counts
         for total, share in zip(totals, shares, strict=True):
