@@ -21,8 +21,10 @@ from oarlock.providers import explain
 pytest.importorskip("triton")
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
-# Rounding of float32 dot products of some tens of terms, and of results and weights in half dtypes.
-TOLERANCE = {torch.float32: 4e-6, torch.bfloat16: 4e-2, torch.float16: 6e-3}
+# Rounding of float32 dot products of some tens of terms (on a GPU in three TF32 products, which keep 21 bits), and of
+# results and weights in half dtypes.
+ROUNDING = 4e-6 if INTERPRETED else 3e-5
+TOLERANCE = {torch.float32: ROUNDING, torch.bfloat16: 4e-2, torch.float16: 6e-3}
 
 
 @pytest.fixture
@@ -158,7 +160,7 @@ def test_dropout_drops_the_pairs_of_the_hash(chip):
     plain_lse = run(inputs, Options(mask.to(chip), 0.25), seeds, tiles=tiles(32, 32))[1]
     torch.testing.assert_close(got[1], plain_lse)
     for ours, theirs in zip((got[0], *got[2:]), (out, *gradients), strict=True):
-        torch.testing.assert_close(ours.cpu(), theirs.float(), rtol=0, atol=1e-5)
+        torch.testing.assert_close(ours.cpu(), theirs.float(), rtol=0, atol=5 * ROUNDING)
 
 
 @pytest.mark.parametrize(
@@ -240,7 +242,7 @@ def test_the_lists_are_exact(layout, chip):
 
 
 def test_strides_of_any_kind(chip):
-    """Transposed, sliced, flipped-layout and expanded tensors give the bits of contiguous ones."""
+    """Transposed, sliced, flipped-layout and expanded tensors give what contiguous ones do."""
     mask = random_mask((2, False), 1, 1, 30, 30)
     whole = torch.randn(2, 3, 30, 3 * 32, device=chip)
     q, k, v = (x.transpose(1, 2) for x in whole.chunk(3, dim=-1))
@@ -248,7 +250,7 @@ def test_strides_of_any_kind(chip):
     inputs = [q[..., 1::2], k[:1].expand(2, -1, -1, -1), v[:, :, :1].expand(-1, -1, 3, -1)]
     options = Options(mask.to(chip), 0.25)
     for ours, wanted in zip(run(inputs, options), run([x.contiguous() for x in inputs], options), strict=True):
-        assert torch.equal(ours, wanted)
+        torch.testing.assert_close(ours, wanted, rtol=ROUNDING, atol=ROUNDING)
         assert ours.is_contiguous()
 
 
@@ -274,7 +276,7 @@ def test_the_public_function_takes_it_by_name(chip):
         results.append([out, lse, *torch.autograd.grad(out.square().sum() + lse.sum(), [*inputs, sink])])
     for once, again, reference in zip(*results, strict=True):
         assert torch.equal(once, again)
-        torch.testing.assert_close(once, reference, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(once, reference, rtol=5 * ROUNDING, atol=5 * ROUNDING)
 
 
 def test_reasons(device):

@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 
 from oarlock.attention.backends.triton.mask import (
+    GENERAL,
     any_nan,
     finite_part,
     hidden_rows,
@@ -102,7 +103,7 @@ def _visit(
     return acc, total, top, poison
 
 
-@triton.jit(do_not_specialize=["seed_low", "seed_high", "threshold", "quota", "num_items"])
+@triton.jit(do_not_specialize=GENERAL)
 def forward_kernel(
     q_ptr,
     k_ptr,

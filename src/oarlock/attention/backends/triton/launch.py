@@ -36,7 +36,7 @@ class Schedule:
     """How the work items are dealt out; the results are the same for all.
 
     Args:
-        programs: number of programs; None: as many as the device holds at once.
+        programs: the most programs; None: as many as the device holds at once.
         quota: the most items that one program takes; None: no limit. With 1 and a program per item nothing persists.
         reorder: changes the order of the lines of tiles, int32 [planes, lines].
     """
@@ -229,7 +229,8 @@ class _Call:
         num_items = num_all_heads * lists.num_lines
         section = next(n for n in range(min(heads_at_once, num_all_heads), 0, -1) if num_all_heads % n == 0)
         arguments = (num_items, num_heads, self.group, section, lists.num_lines, lists.num_blocks)
-        return _Queue(num_items, self.schedule.programs or _num_programs(self.query.device, num_items), arguments)
+        num_programs = self.schedule.programs or _num_programs(self.query.device, num_items)
+        return _Queue(num_items, min(num_items, num_programs), arguments)
 
     def lists_arguments(self, lists: TileLists, queue: _Queue) -> tuple[Tensor, ...]:
         """Columns, lists, counts, order, and the state of the queue."""

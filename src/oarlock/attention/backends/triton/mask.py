@@ -9,6 +9,14 @@ Legend: rows and keys are absolute indices; [M] rows of a tile, [N] keys of a ti
 import triton
 import triton.language as tl
 
+GENERAL = [
+    *("num_items", "num_heads", "num_key_heads", "group", "section", "num_tiles", "num_blocks", "num_lines"),
+    *("columns_per_batch", "lists_per_batch", "heads_per_mask", "orders_per_batch", "key_heads_per_order"),
+    *("seqlen_q", "seqlen_k", "num_rows", "num_keys", "stride_b", "stride_h", "stride_line", "stride_block"),
+    *("seed_low", "seed_high", "threshold", "quota"),
+]
+"""Integers that kernels are not compiled anew for when they happen to be 1 or a multiple of 16."""
+
 
 @triton.jit
 def load_rows(

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from oarlock.attention.backends.triton.mask import (
+    GENERAL,
     any_nan,
     finite_part,
     hidden_rows,
@@ -28,7 +29,7 @@ from oarlock.attention.backends.triton.mask import (
 )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=GENERAL)
 def delta_kernel(
     out_ptr,
     do_ptr,
@@ -129,7 +130,7 @@ def _visit(
     return dq
 
 
-@triton.jit(do_not_specialize=["seed_low", "seed_high", "threshold", "quota", "num_items"])
+@triton.jit(do_not_specialize=GENERAL)
 def dq_kernel(
     q_ptr,
     k_ptr,

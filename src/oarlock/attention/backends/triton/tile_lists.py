@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from oarlock.attention.backends.triton.mask import hidden_rows
+from oarlock.attention.backends.triton.mask import GENERAL, hidden_rows
 from oarlock.attention.block_plan import BLOCK
 from oarlock.attention.masks import FULL, PARTIAL, ColumnMask
 
@@ -122,7 +122,7 @@ def _overlap(begin, end, first, last):
     return tl.maximum(tl.minimum(end, last) - tl.maximum(begin, first), 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=GENERAL)
 def _classify_kernel(
     columns_ptr,
     classes_ptr,
@@ -158,7 +158,7 @@ def _classify_kernel(
         tl.store(classes_ptr + places, tile_class.to(tl.int8), mask=blocks < num_rows)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=GENERAL)
 def _sort_kernel(
     classes_ptr,
     lists_ptr,
