@@ -93,6 +93,26 @@ def test_dtype_is_kept_or_converted(model, tmp_path):
     assert same(kept.to(torch.float32), converted)
 
 
+def test_experts_of_different_dtypes_are_converted_to_the_given_one(model, folder):
+    change(folder, lambda t: t.update({k: v.double() for k, v in t.items() if "experts.2." in k}))
+    assert same(models.load(folder, dtype=torch.float32), model)
+
+
+def test_files_beside_the_model_are_no_part_of_it(model, folder):
+    save_file({"adapter": torch.zeros(2)}, folder / "adapter_model.safetensors")
+    (folder / "consolidated.safetensors.index.json").write_text("{}")
+    assert same(models.load(folder), model)
+    models.save(model, folder, max_shard_size=4000)
+    assert same(models.load(folder), model)
+
+
+def test_what_a_killed_save_left_is_replaced(model, folder):
+    (folder / ".model.safetensors.draft").write_bytes(b"half")
+    models.save(model, folder)
+    assert sorted(path.name for path in folder.iterdir()) == ["config.json", "model.safetensors"]
+    assert same(models.load(folder), model)
+
+
 def test_all_parameters_train_after_loading(folder):
     assert all(parameter.requires_grad for parameter in models.load(folder).parameters())
 
