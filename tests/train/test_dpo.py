@@ -307,7 +307,7 @@ def test_a_run_learns_what_is_better(dpo: Callable[..., Path]) -> None:
     gap = [r["chosen_logp"] - r["rejected_logp"] for r in (steps[0], steps[-1])]
     assert gap[1] > gap[0]
     report = (result.directory / "report.html").read_text(encoding="utf-8")
-    for title in ("Accuracy", "Margin", "Log-probability of answers", "per pair"):
+    for title in ("Accuracy", "Margin", "Chosen answers", "Rejected answers", "per pair"):
         assert title in report
     exported = transformers.AutoModelForCausalLM.from_pretrained(result.directory / "hf")
     ours = models.load(result.directory / "hf")

@@ -178,22 +178,17 @@ def _charts(train: Records, evals: Records) -> list[str]:
 def _preference_charts(train: Records, evals: Records) -> list[str]:
     """What a run of task dpo shows besides its loss."""
     charts = []
-    for title, unit, names in (
-        ("Accuracy", "pairs with a margin above 0", {"accuracy": ""}),
-        ("Margin", "beta x gain in log-probability", {"margin": ""}),
-        ("Log-probability of answers", "nats per answer", {"chosen_logp": "chosen", "rejected_logp": "rejected"}),
+    for name, title, unit in (
+        ("accuracy", "Accuracy", "pairs with a margin above 0"),
+        ("margin", "Margin", "beta x gain in log-probability"),
+        ("chosen_logp", "Chosen answers", "log-probability, nats"),
+        ("rejected_logp", "Rejected answers", "log-probability, nats"),
     ):
-        series = []
-        for index, (name, label) in enumerate(names.items()):
-            if values := _column(train, name, keep_gaps=True):
-                smoothed = smooth(values, _width(values))
-                series.append(
-                    Series(f"{label} training".strip(), [r["step"] for r in train], smoothed, color=2 * index)
-                )
+        if values := _column(train, name, keep_gaps=True):
+            smoothed = smooth(values, _width(values))
+            series = [Series("training", [r["step"] for r in train], smoothed, color=0)]
             if checks := _column(evals, name, keep_gaps=True):
-                steps = [r["step"] for r in evals]
-                series.append(Series(f"{label} validation".strip(), steps, checks, points=True, color=2 * index + 1))
-        if series:
+                series.append(Series("validation", [r["step"] for r in evals], checks, points=True, color=1))
             charts.append(line_chart(series, title=title, y_label=unit))
     return charts
 
