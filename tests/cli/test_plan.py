@@ -5,9 +5,11 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
 from oarlock.cli.main import main
-from oarlock.models import Decoder
+from oarlock.generate import KeyValueCache
+from oarlock.models import Decoder, DecoderConfig
 from oarlock.parallel import Mesh
 from oarlock.train.build import decoder_config
 from oarlock.train.config import load_config
@@ -37,6 +39,25 @@ def test_text_and_json_agree(config: str, capsys: pytest.CaptureFixture[str]) ->
     assert mib == pytest.approx(plan["memory_kept"]["peak"] / 2**20, abs=0.06)
     assert plan["seconds"] == pytest.approx(plan["flops"] / 5e11)
     assert "50% of 1.00 TFLOP/s per rank (given)" in text
+
+
+def test_the_cache_of_a_token_is_what_generation_allocates(config: str, capsys: pytest.CaptureFixture[str]) -> None:
+    latent = {"kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16}
+    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3}
+    for model_type, fields in (("qwen3", {"num_key_value_heads": 2, "head_dim": 8}), ("deepseek_v3", latent)):
+        shape = DecoderConfig(model_type=model_type, num_attention_heads=4, **sizes, **fields)
+        file = Path(config).with_name("config.json")
+        file.write_text(json.dumps(shape.to_hf()))
+        words = ["plan", config, "--peak", "1e12", "--model.config", str(file)]
+        assert main([*words, "--json"]) == 0
+        per_token = json.loads(capsys.readouterr().out)["cache_bytes_per_token"]
+        cache = KeyValueCache(shape.num_hidden_layers, capacity=5)
+        with torch.no_grad():
+            Decoder(shape).to(torch.bfloat16)(torch.zeros(1, 5, dtype=torch.int64), cache=cache)
+        assert cache.num_bytes == 5 * per_token
+        assert main(words) == 0
+        kept = "latents and shared keys" if model_type == "deepseek_v3" else "keys and values"
+        assert re.search(rf"cache per token +\S+ \S*B +{kept} in bf16", capsys.readouterr().out)
 
 
 def test_overrides_and_ranks_change_the_plan(config: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from oarlock.models import DecoderConfig
     from oarlock.train.config import TrainConfig
     from oarlock.train.data.packing import Packing
     from oarlock.train.estimate import Estimate
@@ -64,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(as_dict(plan) | {"peak": peak, "share": args.share, "seconds": seconds}, indent=1))
     else:
         source = "given" if args.peak is not None else "measured here"
-        print(plan_text(plan, config, architecture.model_type))
+        print(plan_text(plan, config, architecture))
         print(_time_text(plan, peak, source, args.share, seconds))
     return 0
 
@@ -100,18 +101,20 @@ def _read_data(config: "TrainConfig") -> "tuple[int, Packing]":
     return data.vocab_size, loader.packing
 
 
-def plan_text(plan: "Estimate", config: "TrainConfig", model_type: str) -> str:
+def plan_text(plan: "Estimate", config: "TrainConfig", architecture: "DecoderConfig") -> str:
     """The plan as text."""
     from oarlock.train.units import format_bytes, format_count, format_scientific
 
     counts, train = plan.parameters, config.train
     lines = [
-        f"Model      {model_type}",
+        f"Model      {architecture.model_type}",
         _row("parameters", format_count(counts.total), f"{counts.total:,}"),
         _row("embedding", format_count(counts.embedding), f"all others {format_count(counts.non_embedding)}"),
     ]
     if counts.active != counts.total:
         lines.append(_row("active per token", format_count(counts.active)))
+    kept = "latents and shared keys" if architecture.family.latent_attention else "keys and values"
+    lines.append(_row("cache per token", format_bytes(plan.cache_bytes_per_token), f"{kept} in bf16, to generate"))
     seen = f"{plan.mean_visible:,.0f} keys on average"
     seen += "".join(f", {mean:,.0f} within {window:,}" for window, mean in plan.mean_within.items())
     ranks = f"{plan.world_size} rank{'s' if plan.world_size > 1 else ''}"

@@ -150,6 +150,13 @@ class DecoderConfig:
         return self.v_head_dim or self.head_dim
 
     @property
+    def cache_width(self) -> int:
+        """Numbers that a cache keeps per token and layer: keys and values, or the latent and the shared key."""
+        if self.family.latent_attention:
+            return self.kv_lora_rank + self.qk_rope_head_dim
+        return self.num_key_value_heads * (self.head_dim + self.value_head_dim)
+
+    @property
     def windows(self) -> tuple[int, ...]:
         """The different sliding windows of the layers."""
         found = {self.window(layer) for layer in range(self.num_hidden_layers)}

@@ -89,6 +89,8 @@ class Estimate:
     """With all activations kept."""
     memory_recomputed: Memory
     """With activation checkpointing."""
+    cache_bytes_per_token: int
+    """Of all layers in bf16 when the model generates."""
 
     @property
     def memory(self) -> Memory:
@@ -164,6 +166,7 @@ def estimate(
         checkpointing=config.train.activation_checkpointing,
         memory_kept=kept,
         memory_recomputed=recomputed,
+        cache_bytes_per_token=architecture.num_hidden_layers * architecture.cache_width * _BF16,
     )
 
 
