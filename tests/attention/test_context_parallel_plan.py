@@ -1,6 +1,7 @@
 """Plans of context parallelism without processes: cover, balance, needs and local masks against the dense mask."""
 
 import time
+from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy as np
@@ -219,3 +220,11 @@ def test_the_picture_is_well_formed(num_ranks: int, tmp_path) -> None:
     root = ElementTree.fromstring(drawn)
     assert f"{num_ranks} ranks" in (root.find("{http://www.w3.org/2000/svg}title").text or "")
     assert ElementTree.fromstring(plan_context_parallel(ColumnMask.full(0), num_ranks=2).plot()) is not None
+
+
+@pytest.mark.parametrize("method", ["auto", "dualchunk"])
+def test_the_pictures_of_the_page_are_those_of_its_code(method: str) -> None:
+    """To draw them anew: call ``plot`` with the file's path."""
+    path = Path(__file__).parents[2] / "docs" / "pictures" / "context_parallel" / f"{method}.svg"
+    plan = plan_context_parallel(ColumnMask.causal_document([5000, 2200, 900, 92]), num_ranks=4, method=method)
+    assert path.read_text(encoding="utf-8") == plan.plot()

@@ -157,6 +157,6 @@ class _Attend(torch.autograd.Function):
         of_query, of_key, of_value = gradients(0)
         if of_remote[0] is not None:
             exact = torch.promote_types(query.dtype, torch.float32)
-            of_query = (of_query.to(exact) + of_remote[0]).to(query.dtype)
+            of_query = of_query.to(exact).add_(of_remote[0]).to(query.dtype)
         of_key, of_value = sender.add_gradients(travelling, of_key, of_value)
         return of_query, of_key, of_value, of_sink, None, None, None, None, None

@@ -20,7 +20,7 @@ _CELLS = 96
 _PIXELS = 288
 _SHADES = 8
 _BAR = 150
-_MOST_BARS = 24
+_MOST_LABELS = 24
 
 
 def draw(plan: ContextPlan, title: str) -> Picture:
@@ -83,13 +83,12 @@ def _mask(plan: ContextPlan) -> str:
 def _bars(plan: ContextPlan) -> tuple[str, int]:
     """The bars, and their width."""
     pairs, keys = plan.pairs(), plan.kv_rows().sum(1)
-    shown = min(plan.num_ranks, _MOST_BARS)
-    step = _PIXELS / shown
+    step = _PIXELS / plan.num_ranks
     parts = []
     columns = ((24, "visible pairs", pairs), (_BAR + 48, "keys received", keys))
     for x, name, values in columns:
         most = max(int(values.max()), 1)
-        for rank in range(shown):
+        for rank in range(plan.num_ranks):
             share = int(values[rank]) / most
             tip = f"rank {rank}: {int(values[rank])} {name}"
             parts.append(
@@ -101,14 +100,9 @@ def _bars(plan: ContextPlan) -> tuple[str, int]:
             f'<line x1="{mean:.2f}" x2="{mean:.2f}" y2="{_PIXELS}" stroke="currentColor" stroke-dasharray="3 3"/>'
             f'<text x="{x}" y="{_PIXELS + 15}" font-size="11" fill="currentColor">{name}</text>'
         )
-    for rank in range(shown):
+    for rank in range(0, plan.num_ranks, -(-plan.num_ranks // _MOST_LABELS)):
         parts.append(
             f'<text x="18" y="{(rank + 0.5) * step + 4:.2f}" font-size="11" text-anchor="end" '
             f'fill="currentColor">{rank}</text>'
-        )
-    if shown < plan.num_ranks:
-        parts.append(
-            f'<text x="{2 * _BAR + 48}" y="{_PIXELS + 15}" font-size="11" text-anchor="end" fill="currentColor">'
-            f"the first {shown} of {plan.num_ranks} ranks</text>"
         )
     return "".join(parts), 2 * _BAR + 56
