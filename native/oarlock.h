@@ -15,7 +15,7 @@
 #endif
 
 /* Raised with every change of this header; the Python side refuses another number. */
-#define OARLOCK_ABI 7
+#define OARLOCK_ABI 8
 
 #ifdef __cplusplus
 extern "C" {
@@ -25,6 +25,7 @@ typedef enum oarlock_status {
     OARLOCK_OK = 0,
     OARLOCK_INVALID_ARGUMENT = 1,
     OARLOCK_OUT_OF_MEMORY = 2,
+    OARLOCK_DRIVER_FAILED = 3,
 } oarlock_status;
 
 OARLOCK_API int32_t oarlock_abi(void);
@@ -199,6 +200,124 @@ OARLOCK_API oarlock_status oarlock_norm_rope_backward(const oarlock_rotation* ro
  * weights of the definition in oarlock/digest.py; sums: ceil(num_bytes / 32768). */
 OARLOCK_API oarlock_status oarlock_digest_chunk_sums(const void* data, int64_t num_bytes, const uint64_t* weights,
                                                      uint64_t* sums, int32_t num_threads);
+
+/* ---- memory: a pool that defragments itself ------------------------------------------------------------------------
+ * Addresses that were handed out never change. Where no hole is long enough, whole free pages are mapped to one: new
+ * pages first, moved ones last, exactly as many as needed. Thread-safe. Why a call failed is said by
+ * oarlock_pool_message() on the same thread. In a child process, and after oarlock_pool_close(), calls do nothing and
+ * allocations fail. */
+typedef struct oarlock_pool oarlock_pool;
+
+typedef enum oarlock_driver {
+    OARLOCK_DRIVER_SIM = 0,    /* arithmetic only: addresses without memory */
+    OARLOCK_DRIVER_HOST = 1,   /* anonymous memory, moved by mremap (Linux) */
+    OARLOCK_DRIVER_MEMFD = 2,  /* pages of a memory file, mapped shared (Linux) */
+} oarlock_driver;
+
+typedef struct oarlock_pool_config {
+    uint64_t capacity;       /* bytes, at most, from the device; whole pages count */
+    uint64_t soft_capacity;  /* up to here pages are created rather than moved */
+    uint64_t page_bytes;     /* a power of two */
+    uint64_t reserve_factor; /* addresses reserved at once, in capacities */
+    int32_t driver;          /* oarlock_driver */
+    int32_t device;
+} oarlock_pool_config;
+
+typedef struct oarlock_pool_stats {
+    int64_t capacity_bytes;
+    int64_t page_bytes;
+    int64_t reserved_bytes; /* pages that the device has given */
+    int64_t peak_reserved_bytes;
+    int64_t spare_bytes; /* of those, mapped nowhere */
+    int64_t live_bytes;  /* allocations, rounded up to 512 */
+    int64_t peak_live_bytes;
+    int64_t requested_bytes; /* the same, not rounded */
+    int64_t free_bytes;      /* mapped, nobody's */
+    int64_t stranded_bytes;  /* of those, in pages that something else lies on too */
+    int64_t blocked_bytes;   /* of those, waiting for events */
+    int64_t pinned_bytes;
+    int64_t held_bytes; /* of those, freed already */
+    int64_t asleep_bytes;
+    int64_t lost_bytes; /* pages that the driver would neither give nor take */
+    int64_t num_live;
+    int64_t num_free;
+    int64_t num_holes;
+    int64_t num_allocations;
+    int64_t num_frees;
+    int64_t num_moves;   /* requests that moved pages */
+    int64_t moved_pages; /* that they moved */
+    int64_t num_rollbacks;
+    int64_t num_not_created; /* pages that the device refused */
+    int64_t num_pressure_calls;
+    int64_t num_waits;
+    int64_t num_out_of_memory;
+} oarlock_pool_stats;
+
+typedef struct oarlock_pool_block {
+    uint64_t addr;
+    uint64_t size;
+    uint64_t requested;
+    uint64_t stream;
+    uint64_t mapped_pages; /* pages with memory that the block lies on */
+    uint32_t tag;
+    uint32_t pins;
+    int32_t state;   /* 0 live, 1 free, 2 hole, 3 freed but pinned, 4 lost */
+    int32_t blocked; /* 1 while events of streams are outstanding */
+} oarlock_pool_block;
+
+/* Called without the pool's lock where a request of `size` bytes cannot be met; frees what it can and returns more than
+ * 0 if the request is worth another try. */
+typedef int64_t (*oarlock_pressure)(void* user, int64_t size, uint64_t stream);
+
+OARLOCK_API const char* oarlock_pool_message(void);
+
+OARLOCK_API oarlock_status oarlock_pool_open(const oarlock_pool_config* config, oarlock_pool** pool);
+
+/* Gives everything back. The handle stays valid, for the frees that come too late. */
+OARLOCK_API oarlock_status oarlock_pool_close(oarlock_pool* pool);
+
+/* 512-byte aligned; 0 bytes are address 0. Pages of different tags are kept apart. */
+OARLOCK_API oarlock_status oarlock_pool_malloc(oarlock_pool* pool, uint64_t size, uint64_t stream, uint32_t tag,
+                                               uint64_t* addr);
+
+/* `stream` may still be using it, and the one that it was allocated on. */
+OARLOCK_API oarlock_status oarlock_pool_free(oarlock_pool* pool, uint64_t addr, uint64_t stream);
+
+/* `stream` uses it too: once freed, it waits for the work that the stream has been given until then. */
+OARLOCK_API oarlock_status oarlock_pool_record_stream(oarlock_pool* pool, uint64_t addr, uint64_t stream);
+
+/* Until it is unpinned as often, the allocation's memory is neither reused (after a free) nor taken (by sleep). */
+OARLOCK_API oarlock_status oarlock_pool_pin(oarlock_pool* pool, uint64_t addr, const char* reason);
+OARLOCK_API oarlock_status oarlock_pool_unpin(oarlock_pool* pool, uint64_t addr);
+
+/* The tag's pages go back to the device, addresses stay; keep: the contents come back too. */
+OARLOCK_API oarlock_status oarlock_pool_sleep(oarlock_pool* pool, uint32_t tag, int32_t keep);
+OARLOCK_API oarlock_status oarlock_pool_wake(oarlock_pool* pool, uint32_t tag);
+
+/* Gives back the pages that nothing lies on. */
+OARLOCK_API oarlock_status oarlock_pool_trim(oarlock_pool* pool);
+
+OARLOCK_API oarlock_status oarlock_pool_set_pressure(oarlock_pool* pool, oarlock_pressure callback, void* user);
+
+/* The largest request that would be met now, without the pressure callback and without waiting. */
+OARLOCK_API oarlock_status oarlock_pool_largest(oarlock_pool* pool, uint64_t stream, uint32_t tag, uint64_t* size);
+
+OARLOCK_API oarlock_status oarlock_pool_get_stats(oarlock_pool* pool, oarlock_pool_stats* stats);
+
+/* The blocks in address order, at most `max` of them; count is how many there are. */
+OARLOCK_API oarlock_status oarlock_pool_walk(oarlock_pool* pool, oarlock_pool_block* blocks, int64_t max,
+                                             int64_t* count);
+
+/* Whether blocks, indexes, page tables and the driver agree. */
+OARLOCK_API oarlock_status oarlock_pool_check(oarlock_pool* pool);
+
+/* For tests. Of the driver's calls from now on, `count` fail, from number `first` (0 is the next); and how many there
+ * have been since. */
+OARLOCK_API oarlock_status oarlock_pool_fail_calls(oarlock_pool* pool, uint64_t first, uint64_t count);
+OARLOCK_API oarlock_status oarlock_pool_num_calls(oarlock_pool* pool, uint64_t* count);
+
+/* For tests, with OARLOCK_DRIVER_SIM: a held stream completes nothing until it is let go or waited for. */
+OARLOCK_API oarlock_status oarlock_pool_sim_hold(oarlock_pool* pool, uint64_t stream, int32_t held);
 
 #ifdef __cplusplus
 }

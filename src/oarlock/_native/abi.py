@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 
-ABI = 7
+ABI = 8
 """``OARLOCK_ABI`` of the header that this file mirrors."""
 
 
@@ -83,6 +83,75 @@ class Rotation(ctypes.Structure):
     ]
 
 
+class PoolConfig(ctypes.Structure):
+    """What a memory pool is opened with: see ``oarlock_pool_config`` in the C header."""
+
+    _fields_ = [
+        ("capacity", ctypes.c_uint64),
+        ("soft_capacity", ctypes.c_uint64),
+        ("page_bytes", ctypes.c_uint64),
+        ("reserve_factor", ctypes.c_uint64),
+        ("driver", ctypes.c_int32),
+        ("device", ctypes.c_int32),
+    ]
+
+
+class PoolStats(ctypes.Structure):
+    """Figures of a memory pool: see ``oarlock_pool_stats`` in the C header."""
+
+    _fields_ = [
+        (name, ctypes.c_int64)
+        for name in (
+            "capacity_bytes",
+            "page_bytes",
+            "reserved_bytes",
+            "peak_reserved_bytes",
+            "spare_bytes",
+            "live_bytes",
+            "peak_live_bytes",
+            "requested_bytes",
+            "free_bytes",
+            "stranded_bytes",
+            "blocked_bytes",
+            "pinned_bytes",
+            "held_bytes",
+            "asleep_bytes",
+            "lost_bytes",
+            "num_live",
+            "num_free",
+            "num_holes",
+            "num_allocations",
+            "num_frees",
+            "num_moves",
+            "moved_pages",
+            "num_rollbacks",
+            "num_not_created",
+            "num_pressure_calls",
+            "num_waits",
+            "num_out_of_memory",
+        )
+    ]
+
+
+class PoolBlock(ctypes.Structure):
+    """A block of a memory pool: see ``oarlock_pool_block`` in the C header."""
+
+    _fields_ = [
+        ("addr", ctypes.c_uint64),
+        ("size", ctypes.c_uint64),
+        ("requested", ctypes.c_uint64),
+        ("stream", ctypes.c_uint64),
+        ("mapped_pages", ctypes.c_uint64),
+        ("tag", ctypes.c_uint32),
+        ("pins", ctypes.c_uint32),
+        ("state", ctypes.c_int32),
+        ("blocked", ctypes.c_int32),
+    ]
+
+
+PRESSURE = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64, ctypes.c_uint64)
+"""``oarlock_pressure`` in the C header."""
+
 _HEADS, _ROTATION = ctypes.POINTER(Heads), ctypes.POINTER(Rotation)
 
 SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
@@ -156,4 +225,32 @@ SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
         ctypes.c_int,
         [ctypes.c_void_p, ctypes.c_int64, *[ctypes.c_void_p] * 2, ctypes.c_int32],
     ),
+    "oarlock_pool_message": (ctypes.c_char_p, []),
+    "oarlock_pool_open": (ctypes.c_int, [ctypes.POINTER(PoolConfig), ctypes.POINTER(ctypes.c_void_p)]),
+    "oarlock_pool_close": (ctypes.c_int, [ctypes.c_void_p]),
+    "oarlock_pool_malloc": (
+        ctypes.c_int,
+        [ctypes.c_void_p, *[ctypes.c_uint64] * 2, ctypes.c_uint32, ctypes.POINTER(ctypes.c_uint64)],
+    ),
+    "oarlock_pool_free": (ctypes.c_int, [ctypes.c_void_p, *[ctypes.c_uint64] * 2]),
+    "oarlock_pool_record_stream": (ctypes.c_int, [ctypes.c_void_p, *[ctypes.c_uint64] * 2]),
+    "oarlock_pool_pin": (ctypes.c_int, [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_char_p]),
+    "oarlock_pool_unpin": (ctypes.c_int, [ctypes.c_void_p, ctypes.c_uint64]),
+    "oarlock_pool_sleep": (ctypes.c_int, [ctypes.c_void_p, ctypes.c_uint32, ctypes.c_int32]),
+    "oarlock_pool_wake": (ctypes.c_int, [ctypes.c_void_p, ctypes.c_uint32]),
+    "oarlock_pool_trim": (ctypes.c_int, [ctypes.c_void_p]),
+    "oarlock_pool_set_pressure": (ctypes.c_int, [ctypes.c_void_p, PRESSURE, ctypes.c_void_p]),
+    "oarlock_pool_largest": (
+        ctypes.c_int,
+        [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint32, ctypes.POINTER(ctypes.c_uint64)],
+    ),
+    "oarlock_pool_get_stats": (ctypes.c_int, [ctypes.c_void_p, ctypes.POINTER(PoolStats)]),
+    "oarlock_pool_walk": (
+        ctypes.c_int,
+        [ctypes.c_void_p, ctypes.POINTER(PoolBlock), ctypes.c_int64, ctypes.POINTER(ctypes.c_int64)],
+    ),
+    "oarlock_pool_check": (ctypes.c_int, [ctypes.c_void_p]),
+    "oarlock_pool_fail_calls": (ctypes.c_int, [ctypes.c_void_p, *[ctypes.c_uint64] * 2]),
+    "oarlock_pool_num_calls": (ctypes.c_int, [ctypes.c_void_p, ctypes.POINTER(ctypes.c_uint64)]),
+    "oarlock_pool_sim_hold": (ctypes.c_int, [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_int32]),
 }
