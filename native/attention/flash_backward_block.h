@@ -37,6 +37,15 @@ struct BackwardKeys {
     bool are_keys_finite;
 };
 
+// Zeroes one chunk of a panel from row `first` on: the score of no row and an infinite key is NaN.
+void clear_beyond(int64_t first, float* values) {
+    for (int64_t key = 0; key < kChunk; ++key) {
+        for (int64_t i = first; i < kPanel; ++i) {
+            values[key * kPanel + i] = 0.0f;
+        }
+    }
+}
+
 // P, dS and dQ of one panel and a run of chunks.
 OARLOCK_INLINE void backward_run(BackwardTile& t, const BackwardKeys& block, const BlockClasses& classes, int64_t panel,
                                  const Run& run) {
@@ -76,6 +85,9 @@ OARLOCK_INLINE void backward_run(BackwardTile& t, const BackwardKeys& block, con
             hide_chunk(t.tile, panel, partial, some, hidden, slopes + offset, 0.0f);
         }
         if (!block.are_keys_finite) {
+            const int64_t offset = (chunk - run.begin) * kChunk * kPanel;
+            clear_beyond(t.tile.end - t.tile.begin - row, weights + offset);
+            clear_beyond(t.tile.end - t.tile.begin - row, slopes + offset);
             add_visible(t.tile, panel, run.first, run.last, some, hidden,
                         slopes + (chunk - run.begin) * kChunk * kPanel, block.keys + chunk * kChunk * key_stride,
                         key_stride, call.head_dim, query_sums);

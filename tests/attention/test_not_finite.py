@@ -138,7 +138,7 @@ def test_random_masks(kernel, mask, data):
     # A row whose scores all are -infinity, by an infinite key, counts as one that sees nothing.
     out, lse, *_ = definition(*tensors, mask.to_dense(), 8**-0.5)
     assume(not (out.isnan().any(-1).mT & (lse == -torch.inf)).any())
-    check(kernel, tensors, mask)
+    check(kernel, tensors, mask, is_exact=kernel == "fused")
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
