@@ -39,10 +39,24 @@ def test_in_the_interpreter(device):
     """All other tests of this file."""
     if device.type != "cpu" or INTERPRETED:
         pytest.skip("the tests run in this process")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", __file__]
+    interpret(__file__)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("file", ["test_tricky.py", "test_tricky_values.py"])
+def test_the_tricky_cases_in_the_interpreter(file, device):
+    if device.type != "cpu" or INTERPRETED:
+        pytest.skip("the tests run in that file")
+    interpret(Path(__file__).with_name(file), "-k", "triton", timeout=1700)
+
+
+def interpret(*arguments, timeout=220):
+    """Runs tests in a process whose Triton interprets."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *arguments]
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     root = Path(__file__).parents[2]
-    done = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True, timeout=220)
+    done = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True, timeout=timeout)
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
 
 
@@ -96,7 +110,7 @@ def compare(chip, inputs, mask, visible=None, *, scale=None, block_mask=None, **
 
 @pytest.mark.parametrize(
     ("layout", "mask_heads", "mask_batch"),
-    [(LAYOUTS[0], 4, 1), (LAYOUTS[1], 2, 2), (LAYOUTS[2], 1, 2), (LAYOUTS[3], 4, 2), (LAYOUTS[3], 1, 1)],
+    [(LAYOUTS[0], 4, 1), (LAYOUTS[1], 2, 2), (LAYOUTS[2], 1, 2), (LAYOUTS[3], 4, 2)],
 )
 def test_every_layout_and_number_of_mask_heads(layout, mask_heads, mask_batch, chip):
     """Grouped heads, D other than Dv and no powers of two, lengths that fill no tile, one mask for all batch rows."""
@@ -198,7 +212,7 @@ def test_any_order_and_any_quota_give_the_same_bits(chip):
         return torch.stack([line[torch.randperm(len(line), device=line.device)] for line in order])
 
     # 3 row tiles of 2 heads, and 3 key tiles of one head
-    for programs, quota in ((6, 1), (2, 3), (9, 2)):
+    for programs, quota in ((6, 1), (2, 3)):
         schedule = Schedule(programs, quota, shuffled)
         assert all(
             torch.equal(a, b)
