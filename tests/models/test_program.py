@@ -1,5 +1,6 @@
 """The programs of the families: each reverse undoes its program, and folders are loaded by them into any shards."""
 
+import json
 import re
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from models.hf_variants import SIZES, VARIANTS
 from oarlock import models
-from oarlock.checkpoint import CheckpointError, Shard, open_tensors
+from oarlock.checkpoint import CheckpointError, Shard, load_checkpoint, open_tensors, save_checkpoint
 from oarlock.checkpoint.aoa import AOA, Program, TensorSpec
 
 SPARSE = ["qwen3_moe", "ernie4_5_moe", "dots1", "deepseek_v3", "gpt_oss"]  # the first two with a dense layer between
@@ -149,6 +150,19 @@ def test_optimizer_states_under_their_names_follow_the_program(folder, tmp_path)
         key = name.removeprefix("exp_avg/")
         if not key.endswith("correction_bias"):
             assert_holds({key: shard}, expected)
+
+
+def test_a_checkpoint_saved_by_the_program_is_a_model_folder(folder, tmp_path):
+    model = models.load(folder)
+    path = save_checkpoint(
+        tmp_path / "run",
+        1,
+        tensors={"model": model.state_dict()},
+        hf={"model": models.weights_program(model.config, "to_hf")},
+        files={"config.json": json.dumps(model.config.to_hf()).encode()},
+    )
+    assert equal(models.load(path).state_dict(), model.state_dict())
+    assert equal(load_checkpoint(path).tensors("model"), model.state_dict())
 
 
 def test_what_load_sharded_refuses(folder):

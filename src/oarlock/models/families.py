@@ -42,10 +42,6 @@ class Family:
     """Router of the sparse layers; None for a dense family."""
     selection_bias: bool = False
     """The router has a bias that moves the choice of experts only (e_score_correction_bias)."""
-    selection_bias_name: str = ""
-    """Its name in the weight files, inside `mlp`."""
-    router_name: str = "gate"
-    """The router in the weight files."""
     router_bias: bool = False
     """The router's logits have a bias."""
     clamped_experts: bool = False
@@ -173,7 +169,6 @@ FAMILIES: dict[str, Family] = {
         attention_bias=False,
         scoring="softmax",
         selection_bias=True,
-        selection_bias_name="moe_statics.e_score_correction_bias",
         sparse_fields=(*_SPARSE_FIELDS, "num_shared_experts", "router_norm_min"),
         spelling={
             "num_experts": ("moe_num_experts",),
@@ -204,7 +199,6 @@ FAMILIES: dict[str, Family] = {
         window_switch=False,
         scoring="sigmoid",
         selection_bias=True,
-        selection_bias_name="gate.e_score_correction_bias",
         always_shared=True,
         sparse_fields=_DEEPSEEK_SPARSE_FIELDS,
         spelling=_DEEPSEEK_SPELLING,
@@ -236,7 +230,6 @@ FAMILIES: dict[str, Family] = {
         latent_attention=True,
         scoring="sigmoid",
         selection_bias=True,
-        selection_bias_name="gate.e_score_correction_bias",
         always_shared=True,
         sparse_fields=_DEEPSEEK_SPARSE_FIELDS,
         spelling=_DEEPSEEK_SPELLING,
@@ -287,7 +280,6 @@ FAMILIES: dict[str, Family] = {
         windows="alternating",
         window_switch=False,
         scoring="softmax",
-        router_name="router",
         router_bias=True,
         clamped_experts=True,
         sparse_fields=(*_SPARSE_FIELDS, "swiglu_alpha", "swiglu_limit"),

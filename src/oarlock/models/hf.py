@@ -18,7 +18,7 @@ from oarlock.checkpoint import CheckpointError, LoadReport, Shard, TensorSource
 from oarlock.checkpoint.agreement import all_or_none
 from oarlock.checkpoint.aoa import Program, Relation, materialize
 from oarlock.checkpoint.manifest import ADVICE
-from oarlock.checkpoint.tensor_file import HashedFile, lay_out
+from oarlock.checkpoint.tensor_file import lay_out
 from oarlock.digest import tensor_bytes
 from oarlock.models.config import DecoderConfig
 from oarlock.models.decoder import Decoder
@@ -189,12 +189,12 @@ def _write_weights(relations: dict[str, Relation], state: Mapping[str, Tensor], 
     def read(key: str, offset: tuple[int, ...], size: tuple[int, ...]) -> Tensor:
         return state[key][tuple(slice(start, start + length) for start, length in zip(offset, size, strict=True))]
 
-    path.unlink(missing_ok=True)  # of a save that was killed
     header, ordered = lay_out({name: (relation.dtype, relation.shape) for name, relation in relations.items()})
-    with HashedFile(path) as file:
+    with path.open("wb") as file:
         file.write(header)
         for name in ordered:
             file.write(tensor_bytes(materialize(relations[name], read)).data)
+    _flush(path)
 
 
 def _num_bytes(relation: Relation) -> int:
@@ -211,5 +211,9 @@ def _draft(directory: Path, name: str) -> Path:
 
 def _write_json(content: dict, path: Path) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    _flush(path)
+
+
+def _flush(path: Path) -> None:
     with path.open("rb") as file:
         os.fsync(file.fileno())
