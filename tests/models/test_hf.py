@@ -10,6 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from oarlock import models
+from oarlock.checkpoint.aoa import AOA, TensorSpec
+from oarlock.models.hf import _made
 
 CONFIG = models.DecoderConfig(
     model_type="ernie4_5_moe",
@@ -111,6 +113,16 @@ def test_what_a_killed_save_left_is_replaced(model, folder):
     models.save(model, folder)
     assert sorted(path.name for path in folder.iterdir()) == ["config.json", "model.safetensors"]
     assert same(models.load(folder), model)
+
+
+@pytest.mark.parametrize("text", ["w -> x", "w[1] -> x", "w^T -> x", "w[0], w[1] -> x, stack=0", "w, w -> x, axis=0"])
+def test_what_is_written_is_what_the_program_says(text):
+    w = torch.arange(24.0).view(2, 3, 4)
+    program = AOA(text).compile({"w": TensorSpec.of(w)})
+    made = _made(
+        program.tensors["x"], lambda _, at, size: w[tuple(map(slice, at, map(sum, zip(at, size, strict=True))))]
+    )
+    assert torch.equal(made, program.apply({"w": w})["x"])
 
 
 def test_all_parameters_train_after_loading(folder):

@@ -17,6 +17,7 @@ from torch import Tensor
 from oarlock.checkpoint import CheckpointError, LoadReport, Shard, TensorSource
 from oarlock.checkpoint.agreement import all_or_none
 from oarlock.checkpoint.aoa import Program, Relation, materialize
+from oarlock.checkpoint.aoa.execute import ReadBox
 from oarlock.checkpoint.manifest import ADVICE
 from oarlock.checkpoint.tensor_file import lay_out
 from oarlock.digest import tensor_bytes
@@ -193,8 +194,18 @@ def _write_weights(relations: dict[str, Relation], state: Mapping[str, Tensor], 
     with path.open("wb") as file:
         file.write(header)
         for name in ordered:
-            file.write(tensor_bytes(materialize(relations[name], read)).data)
+            file.write(tensor_bytes(_made(relations[name], read)).data)
     _flush(path)
+
+
+def _made(relation: Relation, read: ReadBox) -> Tensor:
+    """The tensor of a relation: a view where it is a box of one tensor of the model in the same order, else new."""
+    first = relation.blocks[0]
+    dims = [atom.source_dim for atom in first.atoms if atom.source_step == 1]
+    is_box = len(relation.blocks) == 1 and not first.ops and len(dims) == len(first.atoms) and dims == sorted(set(dims))
+    if is_box and isinstance(first.source, str):
+        return read(first.source, *first.source_box()).reshape(relation.shape)
+    return materialize(relation, read)
 
 
 def _num_bytes(relation: Relation) -> int:
