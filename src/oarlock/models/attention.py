@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from oarlock import ops
 from oarlock.attention import ColumnMask, flashmask_attention
-from oarlock.attention.context_parallel import ContextPlan, attend_context_parallel
+from oarlock.attention.context_parallel import ContextPlan
 from oarlock.models.config import DecoderConfig
 from oarlock.models.linear import Linear
 
@@ -72,27 +72,10 @@ class Attention(nn.Module):
         k_BSKD = self._rotated(k_BSKD, self.k_norm, cos, sin)
         if cache is not None:
             k_BSKD, v_BSKD = cache.append(self.layer, k_BSKD, v_BSKD)
-        out_BSHD = attend(q_BSHD, k_BSKD, v_BSKD, mask, plan, learnable_sink=self.sinks)
+        out_BSHD = flashmask_attention(q_BSHD, k_BSKD, v_BSKD, mask, learnable_sink=self.sinks, plan=plan)
         return self.o_proj(out_BSHD.flatten(-2))
 
     def _rotated(self, x: Tensor, norm: RMSNorm | None, cos: Tensor, sin: Tensor) -> Tensor:
         if norm is None:
             return ops.rope(x, cos, sin, interleaved=self.rope_interleaved)
         return ops.norm_rope(x, norm.weight, norm.eps, cos, sin, interleaved=self.rope_interleaved)
-
-
-def attend(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: ColumnMask,
-    plan: ContextPlan | None,
-    *,
-    softmax_scale: float | None = None,
-    learnable_sink: Tensor | None = None,
-) -> Tensor:
-    """Attention of this process's rows, which are all rows unless there is a plan."""
-    if plan is not None:
-        options = {"softmax_scale": softmax_scale, "learnable_sink": learnable_sink}
-        return attend_context_parallel(query, key, value, mask, plan, **options)[0]
-    return flashmask_attention(query, key, value, mask, softmax_scale=softmax_scale, learnable_sink=learnable_sink)

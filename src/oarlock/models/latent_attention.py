@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from oarlock import ops
-from oarlock.attention import ColumnMask
+from oarlock.attention import ColumnMask, flashmask_attention
 from oarlock.attention.context_parallel import ContextPlan
-from oarlock.models.attention import KVCache, RMSNorm, attend
+from oarlock.models.attention import KVCache, RMSNorm
 from oarlock.models.config import DecoderConfig
 from oarlock.models.linear import Linear
 
@@ -86,7 +86,7 @@ class LatentAttention(nn.Module):
         k_BTHN, v_BTHV = kv_BTHD.split([self.nope_dim, self.value_dim], dim=-1)
         k_BTHD = torch.cat([k_BTHN, k_BT1R.expand(-1, -1, k_BTHN.shape[2], -1)], dim=-1)
         q_BSHD = torch.cat([q_BSHN, q_BSHR], dim=-1)
-        return attend(q_BSHD, k_BTHD, v_BTHV, mask, plan, softmax_scale=self.softmax_scale)
+        return flashmask_attention(q_BSHD, k_BTHD, v_BTHV, mask, softmax_scale=self.softmax_scale, plan=plan)
 
     def _attend_to_latents(
         self, q_BSHN: Tensor, q_BSHR: Tensor, latent_BT1L: Tensor, k_BT1R: Tensor, mask: ColumnMask
@@ -97,7 +97,7 @@ class LatentAttention(nn.Module):
         key_HNL, value_HVL = weight_HDL.split([self.nope_dim, self.value_dim], dim=1)
         q_BSHD = torch.cat([torch.einsum("bshn,hnl->bshl", q_BSHN, key_HNL), q_BSHR], dim=-1)
         k_BT1D = torch.cat([latent_BT1L, k_BT1R], dim=-1)
-        out_BSHL = attend(q_BSHD, k_BT1D, latent_BT1L, mask, None, softmax_scale=self.softmax_scale)
+        out_BSHL = flashmask_attention(q_BSHD, k_BT1D, latent_BT1L, mask, softmax_scale=self.softmax_scale)
         return torch.einsum("bshl,hvl->bshv", out_BSHL, value_HVL)
 
     def _is_cheaper_on_latents(self, num_new: int, mask: ColumnMask) -> bool:
