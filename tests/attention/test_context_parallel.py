@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.checkpoint import checkpoint
 
 from attention.oracle import LAYOUTS, dense_attention
@@ -195,9 +196,19 @@ def unlike_plans(group: dist.ProcessGroup) -> str:
     return ""
 
 
+def plans_of_a_mesh() -> tuple[int, int, bool]:
+    """Ranks and place of the plan of one axis; and whether two axes are refused."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "context"))
+    plan = plan_context_parallel(ColumnMask.plain_causal(64), mesh["context"])
+    with pytest.raises(ValueError, match=r'pass one of them: mesh\["context"\]') as refused:
+        plan_context_parallel(ColumnMask.plain_causal(64), mesh)
+    return plan.num_ranks, plan.rank, "data" in str(refused.value)
+
+
 def attend_in_every_way() -> dict[str, Any]:
     results: dict[str, Any] = {}
     with initialize("cpu"):
+        results["mesh"] = plans_of_a_mesh()
         for size, group in groups_of_this_rank().items():
             cases = {f"random {seed}": random_case(1000 * size + seed) for seed in range(NUM_CASES)}
             found = {}
@@ -265,6 +276,10 @@ def test_documents_do_not_leak_across_ranks(of_group: list[dict[str, Any]]) -> N
 
 def test_all_ranks_make_the_same_plan(of_group: list[dict[str, Any]]) -> None:
     assert all(found["owners"] == of_group[0]["owners"] for found in of_group)
+
+
+def test_an_axis_of_a_device_mesh_is_a_group(results: list[dict[str, Any]]) -> None:
+    assert [tuple(result["mesh"]) for result in results] == [(2, place, True) for place in (0, 1, 0, 1)]
 
 
 def test_unlike_plans_are_an_error_on_every_rank(of_group: list[dict[str, Any]]) -> None:

@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 
 from oarlock.attention.context_parallel import balance, costs
 from oarlock.attention.context_parallel.exchange import KeyExchange, build_exchange, traffic
@@ -37,7 +38,7 @@ LEAST_CHUNK = 16
 
 def plan_context_parallel(
     mask: ColumnMask,
-    group: dist.ProcessGroup | None = None,
+    group: dist.ProcessGroup | DeviceMesh | None = None,
     *,
     num_ranks: int | None = None,
     chunk: int | None = None,
@@ -51,7 +52,8 @@ def plan_context_parallel(
 
     Args:
         mask: of the whole sequence, as many keys as rows; the same on every rank.
-        group: the ranks, for example ``mesh.group("context")``. None: a plan to look at, or for one process.
+        group: the ranks: a process group, or one axis of a DeviceMesh (``mesh["context"]``). None: a plan to look at,
+            or for one process.
         num_ranks: without a group, the number of ranks to plan for; default 1.
         chunk: rows of a chunk. None: 128, or 2^n times that, so that every rank gets 8 to 31 chunks (but at least 16
             rows, and at most 2048 chunks in all). More chunks balance no better, ask for more keys and take longer.
@@ -68,6 +70,10 @@ def plan_context_parallel(
             f"context parallelism shards rows and keys alike; the mask has {mask.seqlen_q} rows and "
             f"{mask.seqlen_k} keys"
         )
+    if isinstance(group, DeviceMesh):
+        if group.ndim != 1:
+            raise ValueError(f'the DeviceMesh has the axes {group.mesh_dim_names}; pass one of them: mesh["context"]')
+        group = group.get_group()
     ranks = Ranks(group) if group is not None else None
     if ranks is not None and num_ranks not in (None, ranks.size):
         raise ValueError(f"num_ranks = {num_ranks}, the group has {ranks.size}; leave it out")
