@@ -1,6 +1,6 @@
 """Checkpoints: complete and verified, or not there at all. The format is described in docs/checkpoints.md."""
 
-from oarlock.checkpoint.background import PendingSave
+from oarlock.checkpoint.background import PendingSave, finish_saves
 from oarlock.checkpoint.directory import list_checkpoints
 from oarlock.checkpoint.formats import open_tensors
 from oarlock.checkpoint.loading import LoadReport
@@ -20,6 +20,7 @@ __all__ = [
     "Shard",
     "TensorSource",
     "capture_rng",
+    "finish_saves",
     "latest_checkpoint",
     "list_checkpoints",
     "load_checkpoint",

@@ -15,6 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from oarlock.checkpoint.manifest import CheckpointError
+
 _ALIGNMENT = 64
 _NUM_ARENAS = 2
 
@@ -150,6 +152,19 @@ class Line:
 
 
 LINE = Line()
+
+
+def finish_saves() -> None:
+    """Wait for all saves of this process in the background, for instance before torch.distributed is shut down.
+
+    Raises:
+        CheckpointError: one has failed, and nobody has been told.
+    """
+    if (failure := LINE.failure(wait=True)) is not None:
+        LINE.settle()
+        raise CheckpointError(failure)
+
+
 _groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
 _world: dist.ProcessGroup | None = None
 

@@ -14,7 +14,7 @@ from oarlock.checkpoint.boxes import Box
 from oarlock.checkpoint.distribution import GroupPlan, Table, describe_shards, distribute
 from oarlock.checkpoint.export import ExportPlan, Pieces
 from oarlock.checkpoint.manifest import FileEntry, check_plain_name, encode_entry, piece_name
-from oarlock.checkpoint.shards import Shard, shard_of
+from oarlock.checkpoint.shards import Shard, find_ties, shard_of
 from oarlock.checkpoint.tensor_file import HashedFile, write_tensor_file
 from oarlock.digest import check_has_bytes
 from oarlock.ranks import Ranks
@@ -46,21 +46,6 @@ def describe(groups: TensorGroups) -> dict[str, Described]:
             check_has_bytes(shard.tensor)
         described[group] = Described(shards, describe_shards(shards, find_ties(shards)))
     return described
-
-
-def find_ties(shards: Mapping[str, Shard]) -> dict[str, str]:
-    """Names whose tensor is, element for element, the memory of an earlier name's: name -> earlier name."""
-    first: dict[tuple[Any, ...], str] = {}
-    ties = {}
-    for name, shard in shards.items():
-        tensor = shard.tensor
-        if tensor.numel() == 0:
-            continue
-        memory = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
-        earlier = first.setdefault((*memory, tensor.is_conj(), tensor.is_neg(), shard.shape, shard.pieces), name)
-        if earlier != name:
-            ties[name] = earlier
-    return ties
 
 
 @dataclass(frozen=True)

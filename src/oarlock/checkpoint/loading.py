@@ -4,8 +4,9 @@ Each rank reads exactly the boxes that its own tensors need, straight from the f
 """
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal, TypeVar
 
 import numpy as np
@@ -18,8 +19,9 @@ from oarlock.checkpoint.aoa.values import State
 from oarlock.checkpoint.boxes import Box
 from oarlock.checkpoint.derived import Derived
 from oarlock.checkpoint.manifest import CheckpointError
-from oarlock.checkpoint.shards import Shard
+from oarlock.checkpoint.shards import Shard, find_ties
 from oarlock.checkpoint.stored import StoredTensor
+from oarlock.checkpoint.ties import Filling, Tie, resolve
 from oarlock.checkpoint.transfers import Read, Transfer, moves, transfers
 from oarlock.ranks import Ranks
 
@@ -60,6 +62,7 @@ def load_tensors(
     strict: Strict = "all",
     cast: bool = False,
     verify: Verify = "read",
+    prefer: Collection[str] = (),
     ranks: Ranks,
 ) -> LoadReport:
     """Fill `destinations` from the stored tensors; see TensorSource.load."""
@@ -67,7 +70,7 @@ def load_tensors(
     planned: list[LoadPlan] = []
 
     def plan() -> None:
-        own = LoadPlan(stored, destinations, strict, cast)
+        own = LoadPlan(stored, destinations, strict, cast, prefer)
         if aoa is None:
             own.by_name()
         elif slots:
@@ -76,12 +79,14 @@ def load_tensors(
             own.by_program(aoa)
         own.finish()
         own.check()
+        if verify == "none":
+            own.check_ties()
         planned.append(own)
 
     all_or_none(ranks, plan, failure)
     own = planned[0]
     if verify == "read":
-        _verify(own.reads, ranks, failure)
+        _verify(own.reads, own.check_ties, ranks, failure)
     with torch.no_grad():
         for transfer in own.transfers:
             transfer.run()
@@ -97,12 +102,17 @@ class LoadPlan:
         destinations: Mapping[str, Shard],
         strict: Strict,
         cast: bool,
+        prefer: Collection[str] = (),
     ) -> None:
         self._stored = stored
         self._destinations = destinations
         self._strict = strict
         self._cast = cast
+        self._prefer = prefer
+        self._ties = find_ties(destinations)
         self._problems: list[str] = []
+        self._fillings: dict[str, Filling] = {}
+        self._doubts: list[Tie] = []
         self.transfers: list[Transfer] = []
         self.reads: list[Read] = []
         self.report = LoadReport()
@@ -117,24 +127,17 @@ class LoadPlan:
             if problem := _unfit(source, shard, self._cast) or _unusable(shard.tensor):
                 self._problems.append(f"{name}: {problem}")
                 continue
-            self.report.loaded.append(name)
-            for box, view in shard.views():
-                self.transfers += transfers(source, box, view)
+            self._fill(name, shard, partial(transfers, source), id(source))
         self.report.unexpected = [name for name in self._stored if name not in self._destinations]
 
     def by_program(self, aoa: AOA, prefix: str = "", state: State = "param") -> Program:
         """Every destination of a prefix is what the program says of the rest of its name."""
         stored, destinations = _below(prefix, self._stored), _below(prefix, self._destinations)
-        program = aoa.compile(
-            {name: TensorSpec(tensor.shape, tensor.dtype) for name, tensor in stored.items()},
-            {name: TensorSpec(shard.shape, shard.dtype) for name, shard in destinations.items()},
-            cast=self._cast or state != "param",
-            missing="keep" if self._strict == "none" else "error",
-        )
+        program = self._compile(aoa, prefix, stored, destinations, state)
         self.report.kept += [prefix + name for name in destinations if program.kept(name)]
         self.report.unexpected += [prefix + name for name in stored if name in program.unread - program.dropped]
         for name, shard in destinations.items():
-            if program.kept(name):
+            if program.kept(name) or name not in program.tensors:
                 continue
             sources = program.sources(name)
             problem = _unusable(shard.tensor)
@@ -144,10 +147,38 @@ class LoadPlan:
             if problem:
                 self._problems.append(f"{prefix}{name}: {problem}")
                 continue
-            self.report.loaded.append(prefix + name)
-            for box, view in shard.views():
-                self.transfers += moves(program.query(name, box.offset, box.size, state), stored, view)
+
+            def fill(box: Box, target: Tensor, name: str = name) -> Iterable[Transfer]:
+                return moves(program.query(name, box.offset, box.size, state), stored, target)
+
+            self._fill(prefix + name, shard, fill, program.tensors[name].blocks)
         return program
+
+    def _compile(
+        self,
+        aoa: AOA,
+        prefix: str,
+        stored: Mapping[str, StoredTensor | Derived],
+        destinations: Mapping[str, Shard],
+        state: State,
+    ) -> Program:
+        """The program; destinations without a source are left out if they share the memory of one that has one."""
+        sources = {name: TensorSpec(tensor.shape, tensor.dtype) for name, tensor in stored.items()}
+        wanted = {name: TensorSpec(shard.shape, shard.dtype) for name, shard in destinations.items()}
+        cast = self._cast or state != "param"
+        if any(prefix + name in self._ties for name in destinations):
+            program = aoa.compile(sources, wanted, cast=cast, missing="keep")
+            filled = {self._ties.get(prefix + name, prefix + name) for name in program.tensors}
+            tied = [n for n in wanted if program.kept(n) and self._ties.get(prefix + n, prefix + n) in filled]
+            self.report.loaded += [prefix + name for name in tied]
+            wanted = {name: spec for name, spec in wanted.items() if name not in tied}
+        return aoa.compile(sources, wanted, cast=cast, missing="keep" if self._strict == "none" else "error")
+
+    def _fill(
+        self, name: str, shard: Shard, fill: Callable[[Box, Tensor], Iterable[Transfer]], identity: Hashable
+    ) -> None:
+        self.report.loaded.append(name)
+        self._fillings[name] = Filling(shard, fill, identity)
 
     def by_slot(self, aoa: AOA) -> None:
         """Names are `slot/parameter`: every slot follows the geometry of the parameters; scalars are taken over."""
@@ -178,13 +209,15 @@ class LoadPlan:
             told = ", ".join(f"{source}: {value.item()}" for source, value in zip(sources, values, strict=True))
             self._problems.append(f"{slot}{name} is made of several, which differ ({told})")
             return
-        self.report.loaded.append(slot + name)
-        for box, view in shard.views():
-            self.transfers += transfers(present[0], box, view)
+        self._fill(slot + name, shard, partial(transfers, present[0]), id(present[0]))
 
     def finish(self) -> None:
         """Raise CheckpointError if names, shapes or dtypes are wrong; count what will be read."""
         report = self.report
+        filled = {self._ties.get(name, name) for name in report.loaded}
+        tied = [name for name in report.missing if self._ties.get(name, name) in filled]
+        report.loaded += tied
+        report.missing = [name for name in report.missing if name not in tied]
         if self._strict != "none" and report.missing:
             known = report.unexpected or list(self._stored)
             self._problems.append(_absent("have no source", report.missing, known))
@@ -194,14 +227,21 @@ class LoadPlan:
         if self._problems:
             more = f"; and {len(self._problems) - 8} more" if len(self._problems) > 8 else ""
             raise CheckpointError("; ".join(self._problems[:8]) + more)
+        self.transfers, self._doubts = resolve(self._fillings, self._prefer)
         report.bytes_needed = sum(transfer.num_bytes for transfer in self.transfers)
 
     def check(self) -> None:
         """Raise CheckpointError unless the files hold what will be read, as far as they say."""
         self.reads = [read for transfer in self.transfers for read in transfer.reads]
+        self.reads += [read for tie in self._doubts for read in tie.reads()]
         for read in self.reads:
             read.check()
         self.report.num_files = len({read.file.path for read in self.reads})
+
+    def check_ties(self) -> None:
+        """Raise CheckpointError if destinations that share memory would get different values."""
+        for tie in self._doubts:
+            tie.check()
 
 
 def _below(prefix: str, values: Mapping[str, T]) -> dict[str, T]:
@@ -231,7 +271,7 @@ def _unusable(tensor: Tensor) -> str | None:
     return None
 
 
-def _verify(reads: Iterable[Read], ranks: Ranks, failure: str) -> None:
+def _verify(reads: Iterable[Read], then: Callable[[], None], ranks: Ranks, failure: str) -> None:
     """Check every MiB that some rank reads, each by one of the ranks that do."""
     files = {str(read.file.path): read.file for read in reads}
     needed: dict[str, list[np.ndarray]] = {path: [] for path in files}
@@ -245,6 +285,7 @@ def _verify(reads: Iterable[Read], ranks: Ranks, failure: str) -> None:
     def check() -> None:
         for path, blocks in own.items():
             files[path].check_blocks(blocks)
+        then()
 
     all_or_none(ranks, check, failure)
 

@@ -96,10 +96,11 @@ class Checkpoint:
         slots: bool = False,
         strict: Strict = "all",
         cast: bool = False,
+        prefer: Collection[str] = (),
         process_group: dist.ProcessGroup | None = None,
     ) -> LoadReport:
         """Fill tensors that exist from a group of the shared `tensors`; see TensorSource.load."""
-        options: dict[str, Any] = {"strict": strict, "cast": cast, "process_group": process_group}
+        options: dict[str, Any] = {"strict": strict, "cast": cast, "prefer": prefer, "process_group": process_group}
         return self.source(group).load(destinations, aoa=aoa, slots=slots, **options)
 
     def rank_state(self, rank: int) -> Any:

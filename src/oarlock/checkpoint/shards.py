@@ -8,7 +8,7 @@ global one. So the global layout never depends on how a tensor is spread: two ra
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -179,6 +179,21 @@ def shard_of(value: Tensor | Shard) -> Shard:
     if not isinstance(value, Tensor):
         raise TypeError(f"expected a tensor, a DTensor or a Shard, got {type(value).__name__}")
     return Shard.from_dtensor(value) if hasattr(value, "placements") else Shard.whole(value)
+
+
+def find_ties(shards: Mapping[str, Shard]) -> dict[str, str]:
+    """Names whose tensor is, element for element, the memory of an earlier name's: name -> earlier name."""
+    first: dict[tuple[Any, ...], str] = {}
+    ties = {}
+    for name, shard in shards.items():
+        tensor = shard.tensor
+        if tensor.numel() == 0:
+            continue
+        memory = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+        earlier = first.setdefault((*memory, tensor.is_conj(), tensor.is_neg(), shard.shape, shard.pieces), name)
+        if earlier != name:
+            ties[name] = earlier
+    return ties
 
 
 def _checked(tensor: Tensor, shape: Sequence[int], pieces: Sequence[Piece], *, may_pad: bool = False) -> Shard:

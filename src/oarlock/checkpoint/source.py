@@ -59,6 +59,7 @@ class TensorSource:
         slots: bool = False,
         strict: Strict = "all",
         cast: bool = False,
+        prefer: Collection[str] = (),
         process_group: dist.ProcessGroup | None = None,
     ) -> LoadReport:
         """Fill tensors that exist, whatever their layout was when they were saved.
@@ -76,6 +77,8 @@ class TensorSource:
             strict: "all" = the names must be the same on both sides; "destination" = every destination needs a source,
                 others that are stored are only reported; "none" = names without a partner are only reported.
             cast: convert where the dtypes differ, instead of refusing.
+            prefer: of destinations that share their memory (tied weights) those that count, where the checkpoint has
+                different values for them; without a choice that is an error.
             process_group: the processes that load together; None = all of them, or this one.
 
         Returns:
@@ -94,5 +97,6 @@ class TensorSource:
             strict=strict,
             cast=cast,
             verify=self.verify,
+            prefer=prefer,
             ranks=Ranks(process_group),
         )

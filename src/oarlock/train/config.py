@@ -198,6 +198,8 @@ class CheckpointConfig:
     """Steps between checkpoints; 0 = only at the end."""
     keep_last: int = 2
     """Checkpoints kept; 0 = all."""
+    background: bool = False
+    """Go on training while a checkpoint is written, from a copy in host memory."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -118,6 +118,7 @@ class Trainer:
             progress = cleanup.enter_context(Progress(self.num_steps, every=train.log_every, rank=self.rank))
             stop = cleanup.enter_context(StopRequest())
             cleanup.enter_context(collection_at_chosen_steps(train.gc_every > 0))
+            cleanup.callback(checkpoint.finish_saves)
             self._announce(progress)
             if self.resume_from is None:
                 self._evaluate(progress)
@@ -135,6 +136,7 @@ class Trainer:
                     self._save(stopped_by)
                 if train.gc_every and self.state.step % train.gc_every == 0:
                     gc.collect()
+            checkpoint.finish_saves()
             finished = self.state.step == self.num_steps
             if finished:
                 self.mesh.first_rank_only(self._export)

@@ -46,7 +46,11 @@ class TrainingState:
         """Save a checkpoint of the present step into `root`; all ranks call it.
 
         Args:
+            config: of the run; with `checkpoint.background` this returns when all is copied, see finish_saves.
             data_ranks: ranks that share out the sequences.
+
+        Raises:
+            CheckpointError: this save failed, or an earlier one in the background.
         """
         parameters = dict(self.model.named_parameters())
         tensors: dict[str, dict[str, Tensor]] = {"model": self.model.state_dict()}
@@ -75,10 +79,13 @@ class TrainingState:
             },
             keep_last=config.checkpoint.keep_last or None,
             overwrite=True,
+            wait=not config.checkpoint.background,
         )
 
     def load(self, path: Path, *, device: torch.device, rank: int, num_ranks: int) -> Checkpoint:
-        """Go on from a checkpoint.
+        """Go on from a checkpoint, whatever the number of ranks that saved it; all ranks call it.
+
+        Every part is read and verified by one of the ranks that need it, before anything changes.
 
         Returns:
             The checkpoint.
@@ -87,7 +94,7 @@ class TrainingState:
             CheckpointError: it is damaged.
             ValueError: it is of another model, optimizer or text, or was not saved by a training run.
         """
-        saved = checkpoint.load_checkpoint(path)
+        saved = checkpoint.load_checkpoint(path, verify="read")
         try:
             loop, data_key = LoopState(**saved.state["loop"]), saved.state["data"]
             options, place = saved.state["optimizers"], saved.state["loader"]
@@ -103,12 +110,12 @@ class TrainingState:
                 f"{path} was trained on another text: the corpus, its split or its tokenizer has changed since; "
                 "restore it, or start anew with another --train.out"
             )
-        self.model.load_state_dict(saved.tensors("model", device=device))
+        tensors = {name: _read(saved, f"optimizer_{name}", device) for name in self.optimizers}
+        saved.load("model", self.model.state_dict())
         parameters = dict(self.model.named_parameters())
         for name, optimizer in self.optimizers.items():
-            tensors = saved.tensors(f"optimizer_{name}", device=device)
             # the learning rates of this configuration hold, also where they were changed
-            checkpoint.load_optimizer(optimizer, parameters.items(), tensors, options[name], options=False)
+            checkpoint.load_optimizer(optimizer, parameters.items(), tensors[name], options[name], options=False)
         self.loader.load_state_dict(place)
         self.loop = loop
         if saved.world_size == num_ranks:
@@ -124,3 +131,11 @@ class TrainingState:
                     f"of shape {shape}" if shape else "absent" for shape in (found.get(name), wanted.get(name))
                 )
                 raise ValueError(f"{saved.path} is of another model: {name} is {there} there and {here} here")
+
+
+def _read(saved: Checkpoint, group: str, device: torch.device) -> dict[str, Tensor]:
+    """All tensors of a group; the ranks share out the verification."""
+    source = saved.source(group)
+    found = {name: torch.empty(t.shape, dtype=t.dtype, device=device) for name, t in source.tensors.items()}
+    source.load(found)
+    return found
