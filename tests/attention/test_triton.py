@@ -124,6 +124,12 @@ def test_half_dtypes_and_other_tiles(dtype, chip):
     compare(chip, random_inputs(mask, 1, (2, 2), (16, 24), dtype), mask, tiles=tiles(16, 64))
 
 
+@pytest.mark.parametrize("dims", [(192, 128), (250, 256)])
+def test_large_head_dims(dims, chip):
+    mask = random_mask((1, True), 1, 1, 40, 40)
+    compare(chip, random_inputs(mask, 1, (2, 1), dims), mask, tiles=tiles(32, 32))
+
+
 def test_rows_and_keys_that_see_nothing(chip):
     """out 0, lse -inf and gradients 0, exactly; tiles without any visible pair are written too."""
     bounds = torch.full((1, 1, 70, 2), 70)
