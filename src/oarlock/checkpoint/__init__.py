@@ -3,6 +3,7 @@
 from oarlock.checkpoint.background import PendingSave, finish_saves
 from oarlock.checkpoint.directory import list_checkpoints
 from oarlock.checkpoint.formats import open_tensors
+from oarlock.checkpoint.huggingface import open_safetensors
 from oarlock.checkpoint.loading import LoadReport
 from oarlock.checkpoint.manifest import CheckpointError
 from oarlock.checkpoint.optimizer import load_optimizer, optimizer_state, optimizer_tensors
@@ -25,6 +26,7 @@ __all__ = [
     "list_checkpoints",
     "load_checkpoint",
     "load_optimizer",
+    "open_safetensors",
     "open_tensors",
     "optimizer_state",
     "optimizer_tensors",
