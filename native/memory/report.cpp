@@ -229,7 +229,8 @@ oarlock_status Pool::check() {
                      page++) {
                     const uint64_t handle = arena.pages[page];
                     require(handle != 0 || h.asleep, "a block without memory");
-                    require(handle == 0 || b->state == State::kLost || driver_->holds(arena.page_addr(page), handle),
+                    require(handle == 0 || h.asleep || b->state == State::kLost ||
+                                driver_->holds(arena.page_addr(page), handle),
                             "the driver's mapping");
                     num_mapped += handle != 0 ? 1 : 0;
                     counted = page + 1;

@@ -169,6 +169,13 @@ oarlock_status Pool::wake(uint32_t tag) {
             }
             moves.to.clear();  // no block changes there
             commit(moves);
+            // Once more for pages that an earlier attempt mapped and could not take back.
+            for (const Run& run : sleeping_pages(*h, true)) {
+                if (!driver_->set_access(run.addr(), run.count * page_bytes_)) {
+                    last_message = fault();
+                    return OARLOCK_DRIVER_FAILED;
+                }
+            }
             for (const SavedBlock& saved : h->saved) {
                 const Block* b = pointers_.find(saved.addr);
                 if (b != nullptr && b->state == State::kLive && b->requested == saved.size &&

@@ -119,8 +119,8 @@ void Pool::lose(Arena* arena, uint64_t page) {
     if (covers(b, arena, page)) {
         Block* lost = arena->heap->carve(b, arena->page_addr(page), arena->page_addr(page + 1), State::kLost);
         lost->uses.clear();
+        stats_.lost_bytes += static_cast<int64_t>(page_bytes_);
     }
-    stats_.lost_bytes += static_cast<int64_t>(page_bytes_);
 }
 
 // Maps a page back to where it was; if the driver refuses, the page is spare and its address a hole.

@@ -1,0 +1,320 @@
+"""A memory pool that defragments itself and never moves live data.
+
+The pool reserves far more addresses than it has memory, and maps pages of one size behind them. A request that finds no
+hole long enough gets new pages while the capacity lasts; then pages on which nothing lies are unmapped elsewhere and
+mapped behind the hole, exactly as many as are missing. Addresses that were handed out, and what is stored there, stay.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import Literal
+
+from oarlock import _native
+from oarlock._native import abi
+
+Driver = Literal["sim", "host", "host_memfd"]
+State = Literal["live", "free", "hole", "held", "lost"]
+_DRIVERS: dict[str, int] = {"sim": 0, "host": 1, "host_memfd": 2}
+_STATES: tuple[State, ...] = ("live", "free", "hole", "held", "lost")
+_INVALID_ARGUMENT, _OUT_OF_MEMORY, _DRIVER_FAILED = 1, 2, 3
+
+
+class OutOfMemoryError(MemoryError):
+    """A request that the pool cannot meet; the message says where the memory is and what would have helped."""
+
+
+class DriverError(RuntimeError):
+    """The driver refused a call; the pool is as it was before."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """A piece of the pool's address space.
+
+    Attributes:
+        addr: its first address.
+        size: bytes, a multiple of 512.
+        requested: bytes that were asked for; 0 unless live or held.
+        stream: of the allocation.
+        mapped_pages: pages with memory that it lies on.
+        tag: its pages hold blocks of this tag only.
+        pins: how often it is pinned.
+        state: "live"; "free"; "hole", without memory; "held", freed but pinned; "lost", where the driver failed.
+        blocked: events of streams are outstanding.
+    """
+
+    addr: int
+    size: int
+    requested: int
+    stream: int
+    mapped_pages: int
+    tag: int
+    pins: int
+    state: State
+    blocked: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class PoolStats:
+    """Figures of a pool; bytes of allocations count rounded up to 512.
+
+    Attributes:
+        capacity_bytes, page_bytes: as opened, whole pages.
+        reserved_bytes, peak_reserved_bytes: pages that the device has given, now and at most.
+        spare_bytes: of those, mapped nowhere.
+        live_bytes, peak_live_bytes: allocations, now and at most; requested_bytes: the same, not rounded.
+        free_bytes: mapped and nobody's; of those stranded_bytes lie in pages that something else lies on too, and
+            blocked_bytes wait for events of streams.
+        pinned_bytes: pinned allocations; held_bytes: of those, the freed ones.
+        asleep_bytes: allocations whose tag is asleep.
+        lost_bytes: pages that the driver would neither give nor take back.
+        num_live, num_free, num_holes: blocks.
+        num_allocations, num_frees: calls so far.
+        num_moves: requests that moved pages; moved_pages: how many pages they moved.
+        num_rollbacks: transactions that the driver broke off.
+        num_not_created: pages that the device refused below the capacity.
+        num_pressure_calls, num_waits, num_out_of_memory: calls of the pressure callback, waits for an event, failures.
+    """
+
+    capacity_bytes: int
+    page_bytes: int
+    reserved_bytes: int
+    peak_reserved_bytes: int
+    spare_bytes: int
+    live_bytes: int
+    peak_live_bytes: int
+    requested_bytes: int
+    free_bytes: int
+    stranded_bytes: int
+    blocked_bytes: int
+    pinned_bytes: int
+    held_bytes: int
+    asleep_bytes: int
+    lost_bytes: int
+    num_live: int
+    num_free: int
+    num_holes: int
+    num_allocations: int
+    num_frees: int
+    num_moves: int
+    moved_pages: int
+    num_rollbacks: int
+    num_not_created: int
+    num_pressure_calls: int
+    num_waits: int
+    num_out_of_memory: int
+
+
+class Pool:
+    """A pool of one device.
+
+    Args:
+        capacity: bytes, at most, that it takes from the device (whole pages count).
+        driver: "host" maps anonymous memory of this process (mremap; Linux), "host_memfd" a memory file (Linux), "sim"
+            nothing: its addresses are numbers, for terabytes and for tests.
+        page_bytes: a power of two. Small pages strand less memory and are moved more often.
+        soft_capacity: bytes up to which the pool grows before it moves pages; the capacity if None.
+        reserve_factor: addresses reserved at a time, in capacities.
+
+    Raises:
+        ValueError: a size that no pool can have, or a driver that this system lacks.
+
+    Threads may share a pool. A child process made by fork() may read what it inherited from "host" pools; its frees do
+    nothing and its allocations fail. The same holds for everybody after :meth:`close`.
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        *,
+        driver: Driver = "host",
+        page_bytes: int = 2 << 20,
+        soft_capacity: int | None = None,
+        reserve_factor: int = 8,
+    ) -> None:
+        if driver not in _DRIVERS:
+            raise ValueError(f"driver must be one of {', '.join(_DRIVERS)}, got {driver!r}")
+        soft_capacity = capacity if soft_capacity is None else soft_capacity
+        for name, value in (
+            ("capacity", capacity),
+            ("soft_capacity", soft_capacity),
+            ("page_bytes", page_bytes),
+            ("reserve_factor", reserve_factor),
+        ):
+            if not 0 <= value < 2**63:
+                raise ValueError(f"{name} must be between 0 and 2**63, got {value}")
+        self._library = _native.library()
+        self._handle = ctypes.c_void_p()
+        self._callback = abi.PRESSURE()
+        self._raised = threading.local()
+        config = abi.PoolConfig(capacity, soft_capacity, page_bytes, reserve_factor, _DRIVERS[driver], 0)
+        self._call("oarlock_pool_open", ctypes.byref(config), ctypes.byref(self._handle))
+
+    def _call(self, name: str, *arguments: object) -> None:
+        status = getattr(self._library, name)(*arguments)
+        if status == 0:
+            return
+        message = self._library.oarlock_pool_message().decode()
+        raised = self._raised.__dict__.pop("error", None)
+        if status == _OUT_OF_MEMORY:
+            raise OutOfMemoryError(message) from raised
+        if status == _DRIVER_FAILED:
+            raise DriverError(message) from raised
+        raise ValueError(message)
+
+    def malloc(self, size: int, *, stream: int = 0, tag: int = 0) -> int:
+        """Allocates.
+
+        Args:
+            size: bytes; 0 gives address 0.
+            stream: the stream that will use it first (a CUDA stream's handle).
+            tag: allocations of one tag share pages and can be put to sleep together.
+
+        Returns:
+            the address, a multiple of 512.
+
+        Raises:
+            OutOfMemoryError: not even after moving pages, the pressure callback and waiting for events.
+            DriverError: the driver failed; nothing has changed.
+            ValueError: a negative size, the tag is asleep, or the pool is closed.
+        """
+        if size < 0:
+            raise ValueError(f"size must not be negative, got {size}")
+        addr = ctypes.c_uint64()
+        self._call("oarlock_pool_malloc", self._handle, min(size, 2**64 - 1), stream, tag, ctypes.byref(addr))
+        return addr.value
+
+    def free(self, addr: int, *, stream: int = 0) -> None:
+        """Frees an allocation, from any thread; ``stream`` may still be using it, and the one it was allocated on.
+
+        Raises:
+            ValueError: not a live allocation of this pool.
+        """
+        self._call("oarlock_pool_free", self._handle, addr, stream)
+
+    def record_stream(self, addr: int, stream: int) -> None:
+        """Another stream uses the allocation: once freed it waits for what that stream has been given until then."""
+        self._call("oarlock_pool_record_stream", self._handle, addr, stream)
+
+    def pin(self, addr: int, reason: str) -> None:
+        """Keeps the memory behind an allocation where it is, also after a free and through sleep, until unpinned.
+
+        For memory that others know: exported to a process, registered with NCCL, captured in a CUDA graph.
+        """
+        self._call("oarlock_pool_pin", self._handle, addr, reason.encode())
+
+    def unpin(self, addr: int) -> None:
+        """Takes one pin back; an allocation that was freed meanwhile becomes free with the last one."""
+        self._call("oarlock_pool_unpin", self._handle, addr)
+
+    def sleep(self, tag: int, *, keep: bool = True) -> None:
+        """Gives the pages of a tag back to the device; its addresses stay. Waits for all streams of the pool.
+
+        Args:
+            tag: see :meth:`malloc`.
+            keep: copies the contents to the host, for :meth:`wake`.
+        """
+        self._call("oarlock_pool_sleep", self._handle, tag, keep)
+
+    def wake(self, tag: int) -> None:
+        """Puts memory behind the addresses of a tag again; contents come back where they were kept.
+
+        Raises:
+            OutOfMemoryError: there is no room for it now; the tag sleeps on.
+        """
+        self._call("oarlock_pool_wake", self._handle, tag)
+
+    def trim(self) -> None:
+        """Gives back to the device every page that nothing lies on."""
+        self._call("oarlock_pool_trim", self._handle)
+
+    def set_pressure(self, callback: Callable[[int, int], bool] | None) -> None:
+        """Sets what is called where a request cannot be met.
+
+        Args:
+            callback: of (size, stream), on the thread of the request and without the pool's lock: frees what it can,
+                and returns whether another try is worth it (at most 8 for one request). What it raises becomes the
+                cause of the OutOfMemoryError.
+        """
+
+        def call(_user: int | None, size: int, stream: int) -> int:
+            try:
+                return int(callback is not None and bool(callback(size, stream)))
+            except BaseException as error:
+                self._raised.error = error
+                return 0
+
+        pressure = abi.PRESSURE() if callback is None else abi.PRESSURE(call)
+        self._call("oarlock_pool_set_pressure", self._handle, pressure, None)
+        self._callback = pressure  # the core holds no reference
+
+    def largest(self, *, stream: int = 0, tag: int = 0) -> int:
+        """Bytes of the largest request that would be met now, without the pressure callback and without waiting."""
+        size = ctypes.c_uint64()
+        self._call("oarlock_pool_largest", self._handle, stream, tag, ctypes.byref(size))
+        return size.value
+
+    def stats(self) -> PoolStats:
+        """The figures of the pool; it looks at every block."""
+        stats = abi.PoolStats()
+        self._call("oarlock_pool_get_stats", self._handle, ctypes.byref(stats))
+        return PoolStats(**{field.name: getattr(stats, field.name) for field in dataclasses.fields(PoolStats)})
+
+    def blocks(self) -> list[Block]:
+        """All blocks in address order within their reservations."""
+        count = ctypes.c_int64()
+        room = 1024
+        while True:
+            blocks = (abi.PoolBlock * room)()
+            self._call("oarlock_pool_walk", self._handle, blocks, room, ctypes.byref(count))
+            if count.value <= room:
+                break
+            room = 2 * count.value
+        return [
+            Block(
+                *(b.addr, b.size, b.requested, b.stream, b.mapped_pages, b.tag, b.pins),
+                state=_STATES[b.state],
+                blocked=bool(b.blocked),
+            )
+            for b in blocks[: count.value]
+        ]
+
+    def check(self) -> None:
+        """Compares blocks, indexes, page tables and the driver.
+
+        Raises:
+            AssertionError: they disagree, which is a bug of the pool.
+        """
+        if self._library.oarlock_pool_check(self._handle):
+            raise AssertionError(self._library.oarlock_pool_message().decode())
+
+    def fail_calls(self, first: int, count: int = 1) -> None:
+        """For tests: of the driver's calls from now on, numbers ``first`` to ``first + count - 1`` fail."""
+        self._call("oarlock_pool_fail_calls", self._handle, first, count)
+
+    def num_calls(self) -> int:
+        """Calls of the driver since :meth:`fail_calls`."""
+        count = ctypes.c_uint64()
+        self._call("oarlock_pool_num_calls", self._handle, ctypes.byref(count))
+        return count.value
+
+    def hold(self, stream: int, held: bool = True) -> None:
+        """For tests of "sim": the stream completes nothing until it is let go or waited for."""
+        self._call("oarlock_pool_sim_hold", self._handle, stream, held)
+
+    def close(self) -> None:
+        """Gives all memory back; what was handed out must not be touched any more, freeing it does nothing."""
+        self._call("oarlock_pool_close", self._handle)
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
