@@ -126,7 +126,7 @@ def pieces_of(plan: GroupPlan | ExportPlan, rank: int, shards: Mapping[str, Shar
         if name not in views:
             views[name] = dict(shards[name].views())
         empty = torch.empty(box.size, dtype=shards[name].dtype)
-        pieces[name, box] = views[name][box] if box.volume else empty
+        pieces[name, box] = views[name][box].resolve_conj().resolve_neg() if box.volume else empty
     return pieces
 
 

@@ -1,0 +1,154 @@
+"""Odd tensors, full disks and foreign files: right or refused, and never half done."""
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from oarlock.checkpoint import CheckpointError, Shard, load_checkpoint, open_safetensors, save_checkpoint
+from oarlock.checkpoint.mapped_file import MappedFile
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    path = tmp_path / "disk"
+    path.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=2m", "none", str(path)]
+    if os.geteuid() or subprocess.run(command, capture_output=True).returncode:
+        pytest.skip("cannot mount a small tmpfs here")
+    yield path
+    subprocess.run(["umount", "-l", str(path)], check=True)
+
+
+@pytest.mark.parametrize("hf", [None, {"model": "w -> v"}])
+def test_a_full_disk_in_the_background(small_disk: Path, hf: dict[str, str] | None) -> None:
+    first = save_checkpoint(small_disk, 1, tensors={"model": {"w": torch.ones(200, 1000)}}, hf=hf)
+    before = os.statvfs(small_disk).f_bfree
+    halves = Shard.blocks(torch.ones(400, 1000), (400, 1000), 0, [(200, 400), (0, 200)])
+    pending = save_checkpoint(
+        small_disk, 2, tensors={"model": {"w": halves}}, hf=hf, keep_last=1, max_shard_bytes=900_000, wait=False
+    )
+    with pytest.raises(CheckpointError, match=r"existing checkpoints are untouched: No space left on device \(model"):
+        pending.result()
+    assert os.listdir(small_disk) == ["step-00000001"]
+    assert os.statvfs(small_disk).f_bfree == before
+    load_checkpoint(first)
+    last = save_checkpoint(small_disk, 3, tensors={"model": {"w": torch.ones(3)}}, hf=hf, wait=False).result()
+    assert torch.equal(load_checkpoint(last).tensors("model")["w"], torch.ones(3))
+
+
+def test_files_of_an_older_save_in_the_directory(tmp_path: Path) -> None:
+    old = save_checkpoint(tmp_path / "old", 1, tensors={"model": {"a": torch.zeros(40), "b": torch.zeros(40)}},
+                          max_shard_bytes=160, hf={"model": ""})  # fmt: skip
+    new = save_checkpoint(tmp_path / "new", 1, tensors={"model": {"a": torch.ones(40)}}, hf={"model": ""})
+    for file in old.iterdir():
+        if not (new / file.name).exists():
+            (new / file.name).write_bytes(file.read_bytes())
+    assert torch.equal(load_checkpoint(new).tensors("model")["a"], torch.ones(40))
+    assert torch.equal(open_safetensors(new).read()["a"], torch.ones(40))
+    # the manifest of the old save does not fit the files of the new one
+    (old / "model.safetensors.index.json").write_bytes((new / "model.safetensors.index.json").read_bytes())
+    with pytest.raises(CheckpointError, match=r"model.safetensors.index.json: expected \d+ bytes, found"):
+        load_checkpoint(old, verify="read")
+    # a directory without a manifest is no checkpoint, but it is not overwritten either
+    (tmp_path / "new" / "step-00000002").mkdir()
+    with pytest.raises(CheckpointError, match="a checkpoint of step 2 exists"):
+        save_checkpoint(tmp_path / "new", 2, tensors={})
+    path = save_checkpoint(tmp_path / "new", 2, tensors={"model": {"a": torch.ones(2)}}, overwrite=True)
+    assert sorted(os.listdir(path)) == ["model.safetensors", "oarlock.json"]
+
+
+@pytest.mark.parametrize("hf", [None, {"m": ""}])
+def test_one_bit_of_the_manifest_on_partial_reads(tmp_path: Path, hf: dict[str, str] | None) -> None:
+    path = save_checkpoint(tmp_path, 1, tensors={"m": {"a": torch.ones(4, 4)}}, hf=hf)
+    manifest = path / "oarlock.json"
+    raw = manifest.read_bytes()
+    for position in range(0, len(raw), 7):
+        manifest.write_bytes(raw[:position] + bytes([raw[position] ^ 1]) + raw[position + 1 :])
+        with pytest.raises(CheckpointError, match=r"oarlock\.json"):
+            load_checkpoint(path, verify="read")
+
+
+def test_odd_sources(tmp_path: Path) -> None:
+    base = torch.arange(60.0).view(6, 10)
+    sources = {
+        "transposed": base.mT,
+        "stepped": base[1::2, 3::4],
+        "expanded": torch.arange(3.0)[:, None].expand(3, 5),
+        "overlapping": torch.arange(9.0).as_strided((4, 4), (1, 1)),
+        "parameter": nn.Parameter(base[2:4]),
+        "conjugate": torch.view_as_complex(base.view(6, 5, 2)).conj(),
+        "negative": torch.view_as_complex(base.view(6, 5, 2)).conj().imag,
+        "scalar": base[3, 3],
+        "empty": base[:, :0],
+        "one": base[:1, :1].as_strided((1, 1), (1000, 1000)),
+    }
+    expected = {name: tensor.detach().clone().resolve_conj().resolve_neg() for name, tensor in sources.items()}
+    for step, options in enumerate(({}, {"hf": {"m": ""}}, {"wait": False}, {"hf": {"m": ""}, "wait": False})):
+        saved = save_checkpoint(tmp_path, step, tensors={"m": sources}, **options)
+        path = saved if isinstance(saved, Path) else saved.result()
+        found = load_checkpoint(path, verify="read").tensors("m")
+        for name, tensor in expected.items():
+            assert torch.equal(found[name], tensor), (name, options)
+            assert found[name].is_contiguous()
+
+
+def test_odd_destinations(tmp_path: Path) -> None:
+    whole = {"a": torch.arange(12.0).view(3, 4), "s": torch.tensor(5.0), "none": torch.zeros(3, 0, 2)}
+    saved = load_checkpoint(save_checkpoint(tmp_path, 1, tensors={"m": whole}), verify="read")
+
+    def load(tensor: torch.Tensor) -> None:
+        others = {"s": torch.zeros(()), "none": torch.zeros(3, 0, 2)}
+        saved.load("m", {"a": tensor, **others})
+        assert torch.equal(tensor.detach(), whole["a"])
+        assert others["s"] == 5
+
+    memory = torch.zeros(100)
+    load(memory.as_strided((3, 4), (2, 9), 11))
+    assert memory.count_nonzero() == 11
+    leaf = nn.Parameter(torch.zeros(3, 4))
+    load(leaf)
+    assert leaf.requires_grad
+    assert leaf.grad_fn is None
+    load((torch.zeros(3, 4, requires_grad=True) * 2).T.contiguous().T)
+    with torch.inference_mode():
+        load(torch.zeros(3, 4))
+    for wrong, message in (
+        (torch.zeros(3, 4, device="meta"), "meta tensor without memory"),
+        (torch.zeros(3, 1).expand(3, 4), r"expanded \(strides \[1, 0\]\)"),
+        (torch.zeros(4, 3), r"the checkpoint has shape \[3, 4\], the destination \[4, 3\]"),
+    ):
+        scalar = torch.zeros(())
+        with pytest.raises(CheckpointError, match=message):
+            saved.load("m", {"a": wrong, "s": scalar, "none": torch.zeros(3, 0, 2)})
+        assert scalar == 0, "nothing was changed"
+    empty = Shard.box(torch.zeros(0, 4), (3, 4), (3, 0))
+    assert saved.load("m", {"a": empty}, strict="destination").bytes_needed == 0
+
+
+def test_more_than_two_to_the_32_elements(tmp_path: Path) -> None:
+    """A sparse file of 5 GB: places do not fit into 32 bits."""
+    rows, columns = 50_000, 100_000
+    header = json.dumps({"w": {"dtype": "U8", "shape": [rows, columns], "data_offsets": [0, rows * columns]}}).encode()
+    path = tmp_path / "big.safetensors"
+    with open(path, "wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        file.truncate(8 + len(header) + rows * columns)
+        for row, column in ((49_999, 99_999), (49_998, 99_997), (25_000, 0)):
+            file.seek(8 + len(header) + row * columns + column)
+            file.write(bytes([row % 251]))
+    corner = Shard.box(torch.zeros(2, 3, dtype=torch.uint8), (rows, columns), (rows - 2, columns - 3))
+    open_safetensors(path).load({"w": corner})
+    assert corner.tensor.tolist() == [[49_998 % 251, 0, 0], [0, 0, 49_999 % 251]]
+    half = torch.zeros(1, dtype=torch.uint8)
+    open_safetensors(path).load({"x": half}, aoa="w[25000, 0:1] -> x", strict="none")
+    assert half.item() == 25_000 % 251
+    blocks = MappedFile(path).blocks_of("w", torch.uint8, (rows, columns), corner.pieces[0].box)
+    start = 8 + len(header)
+    expected = {0, *((start + row * columns + column) >> 20 for row in (49_998, 49_999) for column in (99_997, 99_999))}
+    assert set(blocks.tolist()) == expected
