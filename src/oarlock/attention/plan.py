@@ -110,16 +110,6 @@ class TilePlan:
         self.single = segments[0].kind if len(segments) == 1 and self.covers_keys_once else None
         """The kind of the only segment, if there is one that holds everything (plain causal, a decoding step)."""
 
-    @property
-    def computed_pairs(self) -> int:
-        """Pairs that the plan computes, counting a causal square as a whole."""
-        return sum(
-            (tile.rows[1] - tile.rows[0]) * (segment.keys[1] - segment.keys[0])
-            for tiles in self.tiles
-            for tile in tiles
-            for segment in tile.segments
-        )
-
 
 def _is_partition(ranges: list[Range], size: int) -> bool:
     borders = [0, *(end for _, end in sorted(ranges))]

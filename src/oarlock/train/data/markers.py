@@ -29,7 +29,7 @@ def marker_ids(folder: Path, tokenizer: Tokenizer, kind: Literal["bos", "eos"], 
         ValueError: a file that holds no JSON object.
     """
     for name in order:
-        content = _read_object(folder / name)
+        content = read_object(folder / name)
         token, ids = content.get(f"{kind}_token"), content.get(f"{kind}_token_id")
         text = token.get("content") if isinstance(token, dict) else token
         if isinstance(text, str) and (found := tokenizer.token_to_id(text)) is not None:
@@ -40,7 +40,8 @@ def marker_ids(folder: Path, tokenizer: Tokenizer, kind: Literal["bos", "eos"], 
     return []
 
 
-def _read_object(path: Path) -> dict[str, Any]:
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; empty if there is no file."""
     if not path.is_file():
         return {}
     try:

@@ -13,6 +13,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from oarlock.train.data.markers import read_object
 from oarlock.train.tasks.records import Message
 
 DEFAULT_TEMPLATE = """\
@@ -217,7 +218,7 @@ def _find_source(folder: Path, given: str) -> tuple[str, str]:
         return path.read_text(encoding="utf-8"), f"the chat template {given}"
     if (folder / TEMPLATE_FILE).is_file():
         return (folder / TEMPLATE_FILE).read_text(encoding="utf-8"), f"the chat template {folder / TEMPLATE_FILE}"
-    found = _read_json(folder / CONFIG_FILE).get("chat_template")
+    found = read_object(folder / CONFIG_FILE).get("chat_template")
     if isinstance(found, list):  # several of them, by name
         found = next((entry["template"] for entry in found if entry.get("name") == "default"), None)
     if isinstance(found, str):
@@ -229,20 +230,10 @@ def _special_tokens(folder: Path) -> dict[str, str]:
     """Names and spellings, from tokenizer_config.json and special_tokens_map.json; the former has the last word."""
     found = {}
     for file in (SPECIAL_TOKENS_FILE, CONFIG_FILE):
-        content = _read_json(folder / file)
+        content = read_object(folder / file)
         for name in (f"{kind}_token" for kind in _SPECIAL_TOKENS):
             token = content.get(name)
             spelled = token.get("content") if isinstance(token, dict) else token
             if isinstance(spelled, str):
                 found[name] = spelled
     return found
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path}: not JSON: {error}") from None
-    return content if isinstance(content, dict) else {}
