@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from oarlock.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
+from oarlock.checkpoint import CheckpointError, Shard, load_checkpoint, save_checkpoint
 from oarlock.checkpoint.content import Content
 from process_group import run_ranks
 
@@ -124,6 +124,46 @@ def test_groups_of_ranks_save_apart(root: Path, results: list[dict[str, Any]]) -
     assert load_checkpoint(root / "save_in_two_groups" / "1" / "step-00000001").world_size == 1
 
 
+def save_copies(root: str) -> list[Any]:
+    """Each rank restarts from its own files, on the layout that was saved; on another one it reads what it needs."""
+    rank = dist.get_rank()
+    whole = {"a": torch.arange(24.0).view(4, 6), "b": torch.arange(9), "c": torch.ones(5, 2), "s": torch.tensor(3.0)}
+
+    def parts(tensors: dict[str, torch.Tensor], swapped: bool = False) -> dict[str, Any]:
+        offset = 2 * (1 - rank if swapped else rank)
+        rows = Shard.box(tensors["a"][offset : offset + 2].clone(), (4, 6), (offset, 0))
+        return {"a": rows, **{name: tensors[name].clone() for name in "bcs"}, "tied": rows}
+
+    found = []
+    for step, wait in enumerate((True, False)):
+        saved = save_checkpoint(root, step, tensors={"m": parts(whole)}, copies=True, max_shard_bytes=80, wait=wait)
+        opened = load_checkpoint(saved if isinstance(saved, Path) else saved.result(), verify="read")
+        for swapped in (False, True):
+            zeros = parts({name: torch.zeros_like(tensor) for name, tensor in whole.items()}, swapped)
+            report = opened.load("m", zeros)
+            wanted = parts(whole, swapped)
+            assert torch.equal(zeros["a"].tensor, wanted["a"].tensor)
+            assert all(torch.equal(zeros[name], wanted[name]) for name in "bcs")
+            found.append([len(report.foreign_files or []), any("copy" in name for name in report.files)])
+    return found
+
+
+def test_copies_for_a_restart(root: Path, results: list[dict[str, Any]]) -> None:
+    for result in results:
+        own, other, *again = result["save_copies"]
+        assert own[0] == 0
+        assert other[0] > 0
+        assert [own, other] == again
+    assert any(result["save_copies"][0][1] for result in results)
+    path = root / "save_copies" / "step-00000000"
+    tensors = load_checkpoint(path).tensors("m")
+    assert torch.equal(tensors["a"], torch.arange(24.0).view(4, 6))
+    alone = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
+    report = load_checkpoint(path, verify="read").load("m", alone)
+    assert report.foreign_files is None
+    assert not any("copy" in name for name in report.files)
+
+
 def lose_a_rank(root: str) -> str:
     """Rank 1 dies while it writes; its results so far are printed already."""
 
@@ -150,7 +190,7 @@ def test_a_lost_rank(root: Path, results: list[dict[str, Any]]) -> None:
 def work(root: str) -> dict[str, Any]:
     """All of the above in one pair of processes, because starting them takes longer than the work."""
     dist.init_process_group("gloo")
-    parts = (save_and_load, fail_in_every_way, save_in_two_groups)
+    parts = (save_and_load, fail_in_every_way, save_in_two_groups, save_copies)
     results = {part.__name__: part(f"{root}/{part.__name__}") for part in parts}
     if dist.get_rank() == 1:
         print(json.dumps(results))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from oarlock.checkpoint.boxes import Box
-from oarlock.checkpoint.distribution import GroupPlan, Table, describe_shards, distribute
+from oarlock.checkpoint.distribution import FilePlan, GroupPlan, Table, describe_shards, distribute, file_names, split
 from oarlock.checkpoint.export import ExportPlan, Pieces
 from oarlock.checkpoint.manifest import FileEntry, check_plain_name, encode_entry, piece_name
 from oarlock.checkpoint.shards import Shard, find_ties, shard_of
@@ -66,6 +66,7 @@ class Content:
         state: of the whole checkpoint, for the manifest; JSON-able.
         groups: shared by all ranks.
         own_groups: of this rank alone.
+        copies: what this rank holds of the shared groups and others write.
         files: name -> bytes.
     """
 
@@ -74,11 +75,12 @@ class Content:
     state: Any
     groups: dict[str, GroupContent]
     own_groups: dict[str, GroupContent]
+    copies: dict[str, GroupContent]
     files: dict[str, bytes]
 
     def tensors(self) -> Iterator[Tensor]:
         """All memory that is going to be written."""
-        for content in (*self.groups.values(), *self.own_groups.values()):
+        for content in (*self.groups.values(), *self.own_groups.values(), *self.copies.values()):
             yield from content.pieces.values()
 
     def with_tensors(self, tensors: Iterator[Tensor]) -> "Content":
@@ -91,13 +93,14 @@ class Content:
             }
 
         state = json.loads(json.dumps(self.state))
-        return replace(self, state=state, groups=moved(self.groups), own_groups=moved(self.own_groups))
+        groups, own_groups = moved(self.groups), moved(self.own_groups)  # in the order of `tensors`
+        return replace(self, state=state, groups=groups, own_groups=own_groups, copies=moved(self.copies))
 
     def write(self, folder: Path, ranks: Ranks) -> dict[str, Any]:
         """Write this rank's files; all ranks call it.
 
         Returns:
-            What the manifest says about them, JSON-able: `files` and `rank_tensors`.
+            What the manifest says about them, JSON-able: `files`, `rank_tensors` and `copies`.
         """
         files = _Files(folder)
         for content in self.groups.values():
@@ -113,9 +116,14 @@ class Content:
         for group, content in self.own_groups.items():
             files.add_group(content, 0)
             own[group] = {name: encode_entry(entry) for name, entry in content.plan.entries.items()}
+        copies = {}
+        for group, content in self.copies.items():
+            files.add_group(content, self.rank)
+            copies[group] = {file.name: [[name, *box] for name, box in file.pieces] for file in content.plan.files}
+        written = list(files.entries)
         for name, data in self.files.items():
             files.add(name, data)
-        return {"files": files.entries, "rank_tensors": own}
+        return {"files": files.entries, "rank_tensors": own, "copies": {"files": written, "groups": copies}}
 
 
 def pieces_of(plan: GroupPlan | ExportPlan, rank: int, shards: Mapping[str, Shard]) -> dict[tuple[str, Box], Tensor]:
@@ -134,6 +142,21 @@ def own_content(group: str, described: Described, rank: int, max_bytes: int) -> 
     """A group of this rank alone."""
     plan = distribute(f"{group}-rank-{rank}", [described.table], max_bytes)
     return GroupContent(plan, pieces_of(plan, 0, described.shards))
+
+
+def copy_content(group: str, described: Described, plan: GroupPlan, rank: int, max_bytes: int) -> GroupContent:
+    """The boxes that a rank holds and does not give to a plan, in files of its own."""
+    owned = set(plan.owned(rank))
+    pieces, num_bytes = {}, {}
+    for name, shard in described.shards.items():
+        for box, view in shard.views():
+            if box.volume and not plan.entries[name].same_as and (name, box) not in owned:
+                pieces[name, box] = view
+                num_bytes[name, box] = box.volume * shard.dtype.itemsize
+    parts = split(pieces, num_bytes.__getitem__, max_bytes)
+    names = file_names(f"{group}-copy-{rank}", len(parts)) if parts else []
+    files = tuple(FilePlan(name, rank, tuple(part)) for name, part in zip(names, parts, strict=True))
+    return GroupContent(GroupPlan(f"{group}-copy-{rank}", files, plan.entries, sum(num_bytes.values())), pieces)
 
 
 def read_files(files: Mapping[str, bytes | str | PathLike[str]]) -> dict[str, bytes]:

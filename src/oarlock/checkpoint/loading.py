@@ -41,11 +41,15 @@ class LoadReport:
     """Destinations that keep their values, because the program says so or nothing else fills them."""
     bytes_needed: int = 0
     """Bytes of the files' elements that this rank copied."""
-    num_files: int = 0
-    """Files that this rank read."""
+    files: list[str] = field(default_factory=list)
+    """Names of the files that this rank read."""
+    foreign_files: list[str] | None = None
+    """Of these the ones that another rank wrote; None where that is not known (see `copies` of save_checkpoint)."""
 
     def __str__(self) -> str:
-        parts = [f"{len(self.loaded)} tensors, {self.bytes_needed / 2**20:.1f} MiB from {self.num_files} files"]
+        parts = [f"{len(self.loaded)} tensors, {self.bytes_needed / 2**20:.1f} MiB from {len(self.files)} files"]
+        if self.foreign_files is not None:
+            parts[0] += f", {len(self.foreign_files)} of other ranks"
         for what in ("missing", "unexpected", "kept"):
             if names := getattr(self, what):
                 parts.append(f"{len(names)} {what}: {_some(names)}")
@@ -236,7 +240,7 @@ class LoadPlan:
         self.reads += [read for tie in self._doubts for read in tie.reads()]
         for read in self.reads:
             read.check()
-        self.report.num_files = len({read.file.path for read in self.reads})
+        self.report.files = sorted({read.file.path.name for read in self.reads})
 
     def check_ties(self) -> None:
         """Raise CheckpointError if destinations that share memory would get different values."""

@@ -70,6 +70,15 @@ class ProgramEntry:
     tensors: dict[str, TensorEntry]
 
 
+@dataclass(frozen=True)
+class Copies:
+    """The files of tensors that a rank wrote, and where it put copies of boxes that others wrote."""
+
+    files: tuple[str, ...]
+    groups: dict[str, dict[tuple[str, Box], str]]
+    """group -> (tensor name, box) -> file."""
+
+
 def piece_name(name: str, shape: tuple[int, ...], box: Box) -> str:
     """What a box of a tensor is called in its file: the tensor's own name if it is all of it, else with the offset."""
     return name if box.size == shape else f"{name}@{','.join(map(str, box.offset))}"
@@ -89,6 +98,8 @@ class Manifest:
     tensors: TensorTable
     rank_tensors: tuple[TensorTable, ...]
     programs: dict[str, ProgramEntry]
+    copies: tuple[Copies, ...]
+    """One per rank, or none."""
 
 
 def step_directory(step: int, generation: int = 0) -> str:
@@ -137,6 +148,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
         "tensors": _table_block(manifest.tensors, 1),
         "rank_tensors": "[" + ", ".join(_table_block(table, 1) for table in manifest.rank_tensors) + "]",
         "programs": _block({group: _program_block(program) for group, program in manifest.programs.items()}, 1),
+        "copies": "[" + ", ".join(json.dumps(_encode_copies(copies)) for copies in manifest.copies) + "]",
         "digest": json.dumps("0" * 16),
     }
     blank = (_block(fields, 0) + "\n").encode()
@@ -242,7 +254,30 @@ def _decode(content: dict[str, Any]) -> Manifest:
         tensors=decode_table(content["tensors"]),
         rank_tensors=tuple(decode_table(groups) for groups in content["rank_tensors"]),
         programs={group: _decode_program(program) for group, program in content["programs"].items()},
+        copies=tuple(decode_copies(copies) for copies in content["copies"]),
     )
+
+
+def decode_copies(content: Mapping[str, Any]) -> Copies:
+    """The manifest's JSON for a rank's copies as an entry."""
+    groups = {
+        group: {
+            (str(name), Box(tuple(map(int, offset)), tuple(map(int, size)))): check_plain_name(file, "file")
+            for file, pieces in files.items()
+            for name, offset, size in pieces
+        }
+        for group, files in content["groups"].items()
+    }
+    return Copies(tuple(check_plain_name(name, "file") for name in content["files"]), groups)
+
+
+def _encode_copies(copies: Copies) -> dict[str, Any]:
+    groups: dict[str, dict[str, list[Any]]] = {}
+    for group, places in copies.groups.items():
+        files = groups.setdefault(group, {})
+        for (name, box), file in places.items():
+            files.setdefault(file, []).append([name, box.offset, box.size])
+    return {"files": copies.files, "groups": groups}
 
 
 def _decode_program(program: dict[str, Any]) -> ProgramEntry:

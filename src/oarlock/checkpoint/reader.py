@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 import torch
@@ -14,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from oarlock.checkpoint.aoa import AOA, AOAError
+from oarlock.checkpoint.boxes import Box
 from oarlock.checkpoint.derived import Derived
 from oarlock.checkpoint.directory import list_checkpoints
 from oarlock.checkpoint.export import compile_export
@@ -25,6 +27,7 @@ from oarlock.checkpoint.source import TensorSource
 from oarlock.checkpoint.stored import StoredPiece, StoredTensor
 from oarlock.checkpoint.tensor_file import dtype_of
 from oarlock.digest import file_digest
+from oarlock.ranks import Ranks
 
 
 @dataclass(frozen=True)
@@ -99,9 +102,21 @@ class Checkpoint:
         prefer: Collection[str] = (),
         process_group: dist.ProcessGroup | None = None,
     ) -> LoadReport:
-        """Fill tensors that exist from a group of the shared `tensors`; see TensorSource.load."""
+        """Fill tensors that exist from a group of the shared `tensors`; see TensorSource.load.
+
+        If as many ranks load as saved, with `copies`, each reads its own files where they hold what it needs; the
+        report's `foreign_files` are the others.
+        """
         options: dict[str, Any] = {"strict": strict, "cast": cast, "prefer": prefer, "process_group": process_group}
-        return self.source(group).load(destinations, aoa=aoa, slots=slots, **options)
+        copies = self._manifest.copies
+        ranks = Ranks(process_group)
+        if not copies or ranks.size != self.world_size:
+            return self.source(group).load(destinations, aoa=aoa, slots=slots, **options)
+        own = copies[ranks.rank]
+        source = TensorSource(group, self._offered(group, None, own.groups.get(group, {})), self._verify)
+        report = source.load(destinations, aoa=aoa, slots=slots, **options)
+        report.foreign_files = [name for name in report.files if name not in own.files]
+        return report
 
     def rank_state(self, rank: int) -> Any:
         """The `rank_state` that a rank saved, None if it saved none."""
@@ -115,13 +130,15 @@ class Checkpoint:
             raise ValueError(f"{self.path}: {_unknown('file', name, self._manifest.files)}")
         return self.path / name
 
-    def _offered(self, group: str, rank: int | None) -> dict[str, StoredTensor | Derived]:
+    def _offered(
+        self, group: str, rank: int | None, copies: Mapping[tuple[str, Box], str] = MappingProxyType({})
+    ) -> dict[str, StoredTensor | Derived]:
         """The tensors of a group under its own names; equal objects for names that share one."""
         table = self._table(rank)
         if group not in table:
             raise ValueError(f"{self.path}: {_unknown('group of tensors', group, table)}")
         entries = table[group]
-        stored = {name: self._stored(name, entry) for name, entry in entries.items() if not entry.same_as}
+        stored = {name: self._stored(name, entry, copies) for name, entry in entries.items() if not entry.same_as}
         if rank is not None or group not in self._manifest.programs:
             return {name: stored[entry.same_as or name] for name, entry in entries.items()}
         program = self._manifest.programs[group]
@@ -136,9 +153,13 @@ class Checkpoint:
             name: own[export.ties.get(name, name)] for name in program.tensors if name in own or name in export.ties
         }
 
-    def _stored(self, name: str, entry: TensorEntry) -> StoredTensor:
+    def _stored(self, name: str, entry: TensorEntry, copies: Mapping[tuple[str, Box], str]) -> StoredTensor:
         pieces = [
-            StoredPiece(self._map(piece.file), piece_name(name, entry.shape, piece.box), piece.box)
+            StoredPiece(
+                self._map(copies.get((name, piece.box), piece.file)),
+                piece_name(name, entry.shape, piece.box),
+                piece.box,
+            )
             for piece in entry.pieces
         ]
         return StoredTensor(dtype_of(entry.dtype), entry.shape, tuple(pieces))
@@ -227,6 +248,13 @@ def _check_tables(path: Path, manifest: Manifest) -> None:
     if len(manifest.rank_tensors) != manifest.world_size:
         found = len(manifest.rank_tensors)
         raise CheckpointError(f"{path}: the manifest has {found} ranks' tensors, expected {manifest.world_size}")
+    if manifest.copies and len(manifest.copies) != manifest.world_size:
+        found = len(manifest.copies)
+        raise CheckpointError(f"{path}: the manifest has {found} ranks' copies, expected {manifest.world_size}")
+    for copies in manifest.copies:
+        for file in (*copies.files, *(file for places in copies.groups.values() for file in places.values())):
+            if file not in manifest.files:
+                raise CheckpointError(f"{path}: the manifest names no file {file!r}, in which copies would be")
     for group, entries in (item for table in tables for item in table.items()):
         for name, entry in entries.items():
             source = entries.get(entry.same_as) if entry.same_as else entry

@@ -21,6 +21,7 @@ from oarlock.checkpoint.content import (
     Described,
     GroupContent,
     TensorGroups,
+    copy_content,
     describe,
     own_content,
     pieces_of,
@@ -34,6 +35,7 @@ from oarlock.checkpoint.manifest import (
     FileEntry,
     Manifest,
     check_json,
+    decode_copies,
     decode_table,
     encode_manifest,
 )
@@ -53,6 +55,7 @@ class SaveOptions(TypedDict, total=False):
     rank_state: Any
     files: Mapping[str, bytes | str | PathLike[str]] | None
     hf: Mapping[str, str] | None
+    copies: bool
     keep_last: int | None
     overwrite: bool
     max_shard_bytes: int
@@ -102,6 +105,7 @@ def save_checkpoint(
     rank_state: Any = None,
     files: Mapping[str, bytes | str | PathLike[str]] | None = None,
     hf: Mapping[str, str] | None = None,
+    copies: bool = False,
     keep_last: int | None = None,
     overwrite: bool = False,
     max_shard_bytes: int = DEFAULT_SHARD_BYTES,
@@ -129,6 +133,8 @@ def save_checkpoint(
             comes with `<group>.safetensors.index.json`; called `model`, with a `config.json` in `files`, it makes the
             directory a checkpoint of Hugging Face. The group is loaded by its own names all the same; what the program
             drops or casts is lost. Each file is written by one rank, to which the others send what it lacks.
+        copies: each rank also writes what it holds and others write, into `<group>-copy-<r>.safetensors`. A load by as
+            many ranks, with each tensor spread as it was, then reads no file of another rank. Not for groups in `hf`.
         keep_last: after publishing, delete all but this many newest checkpoints up to this step; None keeps all.
         overwrite: replace a checkpoint of the same step; there is no moment at which neither is complete.
         max_shard_bytes: largest file of tensors (a single larger tensor gets a file of its own).
@@ -179,13 +185,18 @@ def save_checkpoint(
                 for name, plan in plans.items()
             },
             own_groups={name: own_content(name, own[name], ranks.rank, max_shard_bytes) for name in own},
+            copies={
+                name: copy_content(name, shared[name], plan, ranks.rank, max_shard_bytes)
+                for name, plan in plans.items()
+                if copies and name in shared and isinstance(plan, GroupPlan)
+            },
             files=given,
         )
         if arena is not None:
             content = content.with_tensors(iter(arena.copy(list(content.tensors()))))
         contents.append(content)
 
-    options: dict[str, Any] = {"keep_last": keep_last, "overwrite": overwrite}
+    options: dict[str, Any] = {"keep_last": keep_last, "overwrite": overwrite, "copies": copies}
     if arena is None:
         all_or_none(ranks, gather, failure)
         return _write(root, ranks, contents.pop(), failure, **options)
@@ -199,7 +210,9 @@ def save_checkpoint(
     return LINE.submit(step, arena, action)
 
 
-def _write(root: Path, ranks: Ranks, content: Content, failure: str, *, keep_last: int | None, overwrite: bool) -> Path:
+def _write(
+    root: Path, ranks: Ranks, content: Content, failure: str, *, keep_last: int | None, overwrite: bool, copies: bool
+) -> Path:
     """Write and publish; all ranks do."""
     step = content.step
     with ExitStack() as cleanup:
@@ -230,6 +243,7 @@ def _write(root: Path, ranks: Ranks, content: Content, failure: str, *, keep_las
                 files={name: _file_entry(*entry) for report in reports for name, entry in report["files"].items()},
                 tensors={group: plan.entries for group, plan in plans.items()},
                 rank_tensors=tuple(decode_table(report["rank_tensors"]) for report in reports),
+                copies=tuple(decode_copies(report["copies"]) for report in reports) if copies else (),
                 programs={group: plan.program for group, plan in plans.items() if isinstance(plan, ExportPlan)},
             )
             with HashedFile(temporary / MANIFEST_NAME) as file:
