@@ -15,7 +15,7 @@
 #endif
 
 /* Raised with every change of this header; the Python side refuses another number. */
-#define OARLOCK_ABI 8
+#define OARLOCK_ABI 9
 
 #ifdef __cplusplus
 extern "C" {
@@ -212,6 +212,7 @@ typedef enum oarlock_driver {
     OARLOCK_DRIVER_SIM = 0,    /* arithmetic only: addresses without memory */
     OARLOCK_DRIVER_HOST = 1,   /* anonymous memory, moved by mremap (Linux) */
     OARLOCK_DRIVER_MEMFD = 2,  /* pages of a memory file, mapped shared (Linux) */
+    OARLOCK_DRIVER_CUDA = 3,   /* pages of a CUDA device (driver API, found by dlopen) */
 } oarlock_driver;
 
 typedef struct oarlock_pool_config {
@@ -296,6 +297,9 @@ OARLOCK_API oarlock_status oarlock_pool_wake(oarlock_pool* pool, uint32_t tag);
 
 /* Gives back the pages that nothing lies on. */
 OARLOCK_API oarlock_status oarlock_pool_trim(oarlock_pool* pool);
+
+/* Another device may use the pool's memory, also what is mapped or moved later. */
+OARLOCK_API oarlock_status oarlock_pool_allow_peer(oarlock_pool* pool, int32_t device);
 
 OARLOCK_API oarlock_status oarlock_pool_set_pressure(oarlock_pool* pool, oarlock_pressure callback, void* user);
 

@@ -35,7 +35,9 @@ oarlock_status guarded(const Body& body) noexcept {
 
 }  // namespace
 
-const char* oarlock_pool_message(void) { return last_message.c_str(); }
+const char* oarlock_pool_message(void) {
+    return last_message.c_str();
+}
 
 oarlock_status oarlock_pool_open(const oarlock_pool_config* config, oarlock_pool** pool) {
     return guarded([&] {
@@ -58,11 +60,16 @@ oarlock_status oarlock_pool_open(const oarlock_pool_config* config, oarlock_pool
             driver = oarlock::memory::make_host_driver(page, &why);
         } else if (config->driver == OARLOCK_DRIVER_MEMFD) {
             driver = oarlock::memory::make_memfd_driver(page, &why);
+        } else if (config->driver == OARLOCK_DRIVER_CUDA) {
+            driver = oarlock::memory::make_cuda_driver(page, config->device, &why);
         } else {
             why = "no driver has number " + std::to_string(config->driver);
         }
         if (driver == nullptr) {
             return refuse(why);
+        }
+        if (driver->granularity() == 0) {
+            return refuse("the driver does not tell its granularity");
         }
         if (page % driver->granularity() != 0) {
             return refuse("page_bytes must be a multiple of " + std::to_string(driver->granularity()) + ", got " +
@@ -113,6 +120,10 @@ oarlock_status oarlock_pool_trim(oarlock_pool* pool) {
     return guarded([&] { return pool->pool.trim(); });
 }
 
+oarlock_status oarlock_pool_allow_peer(oarlock_pool* pool, int32_t device) {
+    return guarded([&] { return pool->pool.allow_peer(device); });
+}
+
 oarlock_status oarlock_pool_set_pressure(oarlock_pool* pool, oarlock_pressure callback, void* user) {
     pool->pool.set_pressure(callback, user);
     return OARLOCK_OK;
@@ -135,7 +146,9 @@ oarlock_status oarlock_pool_walk(oarlock_pool* pool, oarlock_pool_block* blocks,
     return OARLOCK_OK;
 }
 
-oarlock_status oarlock_pool_check(oarlock_pool* pool) { return pool->pool.check(); }
+oarlock_status oarlock_pool_check(oarlock_pool* pool) {
+    return pool->pool.check();
+}
 
 oarlock_status oarlock_pool_fail_calls(oarlock_pool* pool, uint64_t first, uint64_t count) {
     if (pool->pool.gone()) {

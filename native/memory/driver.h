@@ -40,6 +40,10 @@ class Driver {
     virtual bool save(void* to, uint64_t from, uint64_t bytes) = 0;
     virtual bool load(uint64_t to, const void* from, uint64_t bytes) = 0;
 
+    // Another device that set_access() opens memory to from now on; and the last one no longer.
+    virtual bool add_peer(int32_t) { return fail("this driver has no other devices"); }
+    virtual void remove_peer() {}
+
     // Whether `page` is mapped at `addr`, as far as the driver can tell: for the pool's self-check.
     virtual bool holds(uint64_t addr, uint64_t page) const = 0;
 
@@ -56,5 +60,6 @@ class Driver {
 // Each makes a driver for pages of `page_bytes`, or returns null and says why.
 std::unique_ptr<Driver> make_host_driver(uint64_t page_bytes, std::string* why);
 std::unique_ptr<Driver> make_memfd_driver(uint64_t page_bytes, std::string* why);
+std::unique_ptr<Driver> make_cuda_driver(uint64_t page_bytes, int32_t device, std::string* why);
 
 }  // namespace oarlock::memory

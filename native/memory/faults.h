@@ -38,6 +38,8 @@ class FaultyDriver final : public Driver {
     bool load(uint64_t to, const void* from, uint64_t bytes) override {
         return passes() && inner_->load(to, from, bytes);
     }
+    bool add_peer(int32_t device) override { return passes() && inner_->add_peer(device); }
+    void remove_peer() override { inner_->remove_peer(); }
     bool holds(uint64_t addr, uint64_t page) const override { return inner_->holds(addr, page); }
     const std::string& error() const override { return injected_ ? error_ : inner_->error(); }
 

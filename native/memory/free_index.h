@@ -7,8 +7,12 @@
 
 namespace oarlock::memory {
 
-inline int lowest_bit(uint64_t x) { return __builtin_ctzll(x); }
-inline int highest_bit(uint64_t x) { return 63 - __builtin_clzll(x); }
+inline int lowest_bit(uint64_t x) {
+    return __builtin_ctzll(x);
+}
+inline int highest_bit(uint64_t x) {
+    return 63 - __builtin_clzll(x);
+}
 
 // Up to 32 KiB a bin for every size, above it 32 bins per power of two.
 inline uint32_t bin_of(uint64_t size) {

@@ -12,11 +12,17 @@
 
 namespace oarlock::memory {
 
-inline void* pointer(uint64_t addr) { return reinterpret_cast<void*>(addr); }
+inline void* pointer(uint64_t addr) {
+    return reinterpret_cast<void*>(addr);
+}
 
-inline uint64_t host_page_bytes() { return static_cast<uint64_t>(sysconf(_SC_PAGESIZE)); }
+inline uint64_t host_page_bytes() {
+    return static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+}
 
-inline std::string system_error(const char* call) { return std::string(call) + ": " + std::strerror(errno); }
+inline std::string system_error(const char* call) {
+    return std::string(call) + ": " + std::strerror(errno);
+}
 
 inline bool reserve_addresses(uint64_t bytes, uint64_t align, uint64_t* addr) {
     void* range = mmap(nullptr, bytes + align, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);

@@ -5,7 +5,9 @@
 
 namespace oarlock::memory {
 
-bool Pool::is_donor(const Block* b) const { return streams_.done(b->uses) && whole_pages(b) > 0; }
+bool Pool::is_donor(const Block* b) const {
+    return streams_.done(b->uses) && whole_pages(b) > 0;
+}
 
 uint64_t Pool::num_donor_pages() const {
     uint64_t count = 0;
@@ -44,7 +46,8 @@ bool Pool::find_window(Heap& h, uint64_t size, uint32_t stream, uint64_t num_pag
     };
     for (Block* hole = h.holes; hole != nullptr; hole = hole->after) {
         Window right;
-        right.first = hole->prev != nullptr && hole->prev->state == State::kFree && fits(hole->prev) ? hole->prev : hole;
+        right.first =
+            hole->prev != nullptr && hole->prev->state == State::kFree && fits(hole->prev) ? hole->prev : hole;
         right.start = right.first->addr;
         uint64_t left = size;
         for (Block* b = right.first; left > 0 && fits(b); b = b->next) {

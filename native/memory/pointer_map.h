@@ -73,7 +73,9 @@ class PointerMap {
     }
 
   private:
-    size_t home(uint64_t addr) const { return static_cast<size_t>((addr / kAlignment * 0x9E3779B97F4A7C15u) >> shift_); }
+    size_t home(uint64_t addr) const {
+        return static_cast<size_t>((addr / kAlignment * 0x9E3779B97F4A7C15u) >> shift_);
+    }
 
     std::vector<Block*> slots_;
     int shift_ = 54;  // 64 - log2 of the number of slots

@@ -23,7 +23,9 @@ uint64_t generation() {
     return process_generation;
 }
 
-uint64_t round_size(uint64_t size) { return (size + kAlignment - 1) / kAlignment * kAlignment; }
+uint64_t round_size(uint64_t size) {
+    return (size + kAlignment - 1) / kAlignment * kAlignment;
+}
 
 }  // namespace
 
@@ -41,7 +43,9 @@ Pool::Pool(const oarlock_pool_config& config, std::unique_ptr<Driver> driver)
     default_heaps_ = &heaps_.begin()->second;
 }
 
-bool Pool::gone() const { return closed_ || generation_ != process_generation.load(std::memory_order_relaxed); }
+bool Pool::gone() const {
+    return closed_ || generation_ != process_generation.load(std::memory_order_relaxed);
+}
 
 Heap& Pool::heap(uint32_t tag, uint64_t size) {
     std::pair<Heap, Heap>* heaps = default_heaps_;

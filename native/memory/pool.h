@@ -1,4 +1,5 @@
-// A pool of device memory that never moves live data: what lacks a hole long enough gets whole free pages mapped to one.
+// A pool of device memory that never moves live data: what lacks a hole long enough gets whole free pages mapped to
+// one.
 #pragma once
 
 #include <mutex>
@@ -57,6 +58,7 @@ class Pool {
     oarlock_status sleep(uint32_t tag, bool keep);
     oarlock_status wake(uint32_t tag);
     oarlock_status trim();
+    oarlock_status allow_peer(int32_t device);
     void set_pressure(oarlock_pressure callback, void* user);
     uint64_t largest(uint64_t stream, uint32_t tag);
     void stats(oarlock_pool_stats* out);
@@ -84,7 +86,8 @@ class Pool {
     bool find_window(Heap& heap, uint64_t size, uint32_t stream, uint64_t num_pages, Window* best) const;
     uint64_t num_donor_pages() const;
     bool reserve(Heap& heap, uint64_t bytes);
-    void plan_sources(uint64_t num_pages, uint64_t create_limit, const Window* window, uint64_t size, Moves* moves) const;
+    void plan_sources(uint64_t num_pages, uint64_t create_limit, const Window* window, uint64_t size,
+                      Moves* moves) const;
     void plan_destinations(const Window& window, uint64_t size, Moves* moves) const;
 
     // transaction.cpp

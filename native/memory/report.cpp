@@ -78,9 +78,8 @@ void Pool::stats(oarlock_pool_stats* out) {
 uint64_t Pool::largest_locked(Heap& h, uint32_t stream) {
     const uint64_t obtainable = spare_.size() + creatable(limit_) + num_donor_pages();
     uint64_t low = obtainable * page_bytes_;  // in a new reservation
-    h.index.each(kAlignment, [&](const Block* b) {
-        low = std::max(low, streams_.usable(b->uses, stream) ? b->size : 0);
-    });
+    h.index.each(kAlignment,
+                 [&](const Block* b) { low = std::max(low, streams_.usable(b->uses, stream) ? b->size : 0); });
     uint64_t high = limit_ * page_bytes_;
     while (low < high) {
         const uint64_t middle = low + (high - low + kAlignment) / (2 * kAlignment) * kAlignment;
@@ -175,15 +174,8 @@ int64_t Pool::walk(oarlock_pool_block* out, int64_t max) {
             mapped += b->arena->pages[page] != 0 ? 1 : 0;
         }
         const bool live = b->state == State::kLive || b->state == State::kHeld;
-        out[count - 1] = {b->addr,
-                          b->size,
-                          live ? b->requested : 0,
-                          live ? streams_.id(b->stream) : 0,
-                          mapped,
-                          h.tag,
-                          b->pins,
-                          static_cast<int32_t>(b->state),
-                          streams_.done(b->uses) ? 0 : 1};
+        out[count - 1] = {b->addr, b->size, live ? b->requested : 0,        live ? streams_.id(b->stream) : 0, mapped,
+                          h.tag,   b->pins, static_cast<int32_t>(b->state), streams_.done(b->uses) ? 0 : 1};
     });
     return count;
 }
@@ -222,7 +214,8 @@ oarlock_status Pool::check() {
                     require(pointers_.find(b->addr) == b, "an allocation that the pointer map does not know");
                 }
                 if (b->state == State::kHole) {
-                    require(b->addr % page_bytes_ == 0 && b->size % page_bytes_ == 0, "a hole that is not page-aligned");
+                    require(b->addr % page_bytes_ == 0 && b->size % page_bytes_ == 0,
+                            "a hole that is not page-aligned");
                     continue;
                 }
                 for (uint64_t page = std::max(counted, arena.page_of(b->addr)); page <= arena.page_of(b->end() - 1);

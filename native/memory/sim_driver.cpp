@@ -41,7 +41,7 @@ bool SimDriver::map(uint64_t addr, uint64_t page) {
         return fail("map of a mapped page or address");
     }
     it->second = addr;
-    mappings_[addr] = {page, false};
+    mappings_[addr] = {page, 0};
     return true;
 }
 
@@ -51,7 +51,7 @@ bool SimDriver::set_access(uint64_t addr, uint64_t bytes) {
         if (it == mappings_.end()) {
             return fail("set_access on an address without a page");
         }
-        it->second.access = true;
+        it->second.access = num_devices_;
     }
     return true;
 }
@@ -99,7 +99,7 @@ void SimDriver::forget(uint64_t event) {
 
 bool SimDriver::holds(uint64_t addr, uint64_t page) const {
     const auto it = mappings_.find(addr);
-    return it != mappings_.end() && it->second.page == page && it->second.access;
+    return it != mappings_.end() && it->second.page == page && it->second.access >= num_devices_;
 }
 
 }  // namespace oarlock::memory

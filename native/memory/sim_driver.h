@@ -30,12 +30,17 @@ class SimDriver final : public Driver {
     void forget(uint64_t event) override;
     bool save(void*, uint64_t, uint64_t) override { return true; }
     bool load(uint64_t, const void*, uint64_t) override { return true; }
+    bool add_peer(int32_t) override {
+        num_devices_++;
+        return true;
+    }
+    void remove_peer() override { num_devices_--; }
     bool holds(uint64_t addr, uint64_t page) const override;
 
   private:
     struct Mapping {
         uint64_t page;
-        bool access;
+        uint32_t access;  // devices
     };
     struct Marker {
         uint64_t stream;
@@ -45,9 +50,10 @@ class SimDriver final : public Driver {
     uint64_t next_addr_ = uint64_t{1} << 40;
     uint64_t next_page_ = 0;
     uint64_t next_event_ = 0;
-    std::unordered_map<uint64_t, uint64_t> where_;  // page -> address, 0 where it is mapped nowhere
+    uint32_t num_devices_ = 1;
+    std::unordered_map<uint64_t, uint64_t> where_;    // page -> address, 0 where it is mapped nowhere
     std::unordered_map<uint64_t, Mapping> mappings_;  // address -> page
-    std::mutex events_mutex_;  // wait() is called without the pool's lock
+    std::mutex events_mutex_;                         // wait() is called without the pool's lock
     std::unordered_map<uint64_t, Marker> events_;
     std::unordered_map<uint64_t, bool> held_;
 };

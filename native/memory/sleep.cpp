@@ -218,6 +218,33 @@ void Pool::give_up_freed_pages(Heap& h) {
     }
 }
 
+// All that is mapped is opened to the device, and all that will be.
+oarlock_status Pool::allow_peer(int32_t device) {
+    if (gone()) {
+        return OARLOCK_OK;
+    }
+    const std::lock_guard<std::mutex> lock(mutex_);
+    bool done = driver_->add_peer(device);
+    if (!done) {
+        last_message = fault();
+        return OARLOCK_DRIVER_FAILED;
+    }
+    each_block([&](const Heap&, const Block* b) {
+        Arena& arena = *b->arena;
+        for (uint64_t page = arena.page_of(b->addr);
+             done && b->state != State::kHole && b->state != State::kLost && page <= arena.page_of(b->end() - 1);
+             page++) {
+            done = arena.pages[page] == 0 || driver_->set_access(arena.page_addr(page), page_bytes_);
+        }
+    });
+    if (!done) {
+        driver_->remove_peer();
+        last_message = fault();
+        return OARLOCK_DRIVER_FAILED;
+    }
+    return OARLOCK_OK;
+}
+
 oarlock_status Pool::trim() {
     if (gone()) {
         return OARLOCK_OK;

@@ -47,8 +47,7 @@ bool Streams::done(const Uses& uses) const {
 }
 
 bool Streams::usable_more(const Uses& uses, uint32_t stream) const {
-    return std::all_of(uses.more.begin(), uses.more.end(),
-                       [&](Use use) { return use.stream == stream || done(use); });
+    return std::all_of(uses.more.begin(), uses.more.end(), [&](Use use) { return use.stream == stream || done(use); });
 }
 
 void Streams::record(uint32_t stream) {

@@ -65,8 +65,7 @@ Moved Pool::move_pages(Moves& moves) {
     spare_.insert(spare_.end(), handles.begin() + static_cast<std::ptrdiff_t>(next), handles.end());
     num_created_ += moves.num_create;
     stats_.num_moves += moves.from.empty() || moves.to.empty() ? 0 : 1;
-    stats_.peak_reserved_bytes =
-        std::max(stats_.peak_reserved_bytes, static_cast<int64_t>(num_created_ * page_bytes_));
+    stats_.peak_reserved_bytes = std::max(stats_.peak_reserved_bytes, static_cast<int64_t>(num_created_ * page_bytes_));
     return Moved::kDone;
 }
 
@@ -75,14 +74,15 @@ Block* Pool::commit(const Moves& moves) {
     std::vector<Block*> graveyard;
     std::vector<Block*> changed;
     for (const Run& run : moves.from) {
-        Block* b = run.block->arena->heap->carve(run.block, run.addr(), run.addr() + run.count * page_bytes_, State::kHole);
+        Block* b =
+            run.block->arena->heap->carve(run.block, run.addr(), run.addr() + run.count * page_bytes_, State::kHole);
         b->uses.clear();
         changed.push_back(b);
     }
     const size_t first = changed.size();
     for (const Run& run : moves.to) {
-        changed.push_back(run.block->arena->heap->carve(run.block, run.addr(), run.addr() + run.count * page_bytes_,
-                                                        State::kFree));
+        changed.push_back(
+            run.block->arena->heap->carve(run.block, run.addr(), run.addr() + run.count * page_bytes_, State::kFree));
     }
     // Only now: until here the runs' blocks must stay what they were.
     for (Block* b : changed) {

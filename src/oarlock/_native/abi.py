@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 
-ABI = 8
+ABI = 9
 """``OARLOCK_ABI`` of the header that this file mirrors."""
 
 
@@ -239,6 +239,7 @@ SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "oarlock_pool_sleep": (ctypes.c_int, [ctypes.c_void_p, ctypes.c_uint32, ctypes.c_int32]),
     "oarlock_pool_wake": (ctypes.c_int, [ctypes.c_void_p, ctypes.c_uint32]),
     "oarlock_pool_trim": (ctypes.c_int, [ctypes.c_void_p]),
+    "oarlock_pool_allow_peer": (ctypes.c_int, [ctypes.c_void_p, ctypes.c_int32]),
     "oarlock_pool_set_pressure": (ctypes.c_int, [ctypes.c_void_p, PRESSURE, ctypes.c_void_p]),
     "oarlock_pool_largest": (
         ctypes.c_int,
