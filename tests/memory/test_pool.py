@@ -69,7 +69,7 @@ def test_frees_of_what_is_not_live_are_refused(driver: str) -> None:
         ({"page_bytes": 3000}, "power of two"),
         ({"page_bytes": 256}, "power of two"),
         ({"page_bytes": 512, "driver": "host"}, "multiple of"),
-        ({"driver": "tape"}, "one of sim, host, host_memfd"),
+        ({"driver": "tape"}, "one of sim, host, host_memfd, cuda"),
     ],
 )
 def test_pools_that_cannot_be(arguments: dict, message: str) -> None:

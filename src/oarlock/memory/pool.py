@@ -17,9 +17,9 @@ from typing import Literal
 from oarlock import _native
 from oarlock._native import abi
 
-Driver = Literal["sim", "host", "host_memfd"]
+Driver = Literal["sim", "host", "host_memfd", "cuda"]
 State = Literal["live", "free", "hole", "held", "lost"]
-_DRIVERS: dict[str, int] = {"sim": 0, "host": 1, "host_memfd": 2}
+_DRIVERS: dict[str, int] = {"sim": 0, "host": 1, "host_memfd": 2, "cuda": 3}
 _STATES: tuple[State, ...] = ("live", "free", "hole", "held", "lost")
 _INVALID_ARGUMENT, _OUT_OF_MEMORY, _DRIVER_FAILED = 1, 2, 3
 
@@ -116,7 +116,9 @@ class Pool:
     Args:
         capacity: bytes, at most, that it takes from the device (whole pages count).
         driver: "host" maps anonymous memory of this process (mremap; Linux), "host_memfd" a memory file (Linux), "sim"
-            nothing: its addresses are numbers, for terabytes and for tests.
+            nothing: its addresses are numbers, for terabytes and for tests; "cuda" pages of a CUDA device through
+            NVIDIA's driver library (written against its interface, not yet run on a GPU).
+        device: number of the CUDA device.
         page_bytes: a power of two. Small pages strand less memory and are moved more often.
         soft_capacity: bytes up to which the pool grows before it moves pages; the capacity if None.
         reserve_factor: addresses reserved at a time, in capacities.
@@ -133,6 +135,7 @@ class Pool:
         capacity: int,
         *,
         driver: Driver = "host",
+        device: int = 0,
         page_bytes: int = 2 << 20,
         soft_capacity: int | None = None,
         reserve_factor: int = 8,
@@ -152,7 +155,7 @@ class Pool:
         self._handle = ctypes.c_void_p()
         self._callback = abi.PRESSURE()
         self._raised = threading.local()
-        config = abi.PoolConfig(capacity, soft_capacity, page_bytes, reserve_factor, _DRIVERS[driver], 0)
+        config = abi.PoolConfig(capacity, soft_capacity, page_bytes, reserve_factor, _DRIVERS[driver], device)
         self._call("oarlock_pool_open", ctypes.byref(config), ctypes.byref(self._handle))
 
     def _call(self, name: str, *arguments: object) -> None:
@@ -232,6 +235,14 @@ class Pool:
     def trim(self) -> None:
         """Gives back to the device every page that nothing lies on."""
         self._call("oarlock_pool_trim", self._handle)
+
+    def allow_peer(self, device: int) -> None:
+        """Another device may use the pool's memory, also what is mapped or moved later.
+
+        Raises:
+            DriverError: the devices cannot reach each other, or the driver has one device only.
+        """
+        self._call("oarlock_pool_allow_peer", self._handle, device)
 
     def set_pressure(self, callback: Callable[[int, int], bool] | None) -> None:
         """Sets what is called where a request cannot be met.
