@@ -15,7 +15,7 @@
 #endif
 
 /* Raised with every change of this header; the Python side refuses another number. */
-#define OARLOCK_ABI 9
+#define OARLOCK_ABI 10
 
 #ifdef __cplusplus
 extern "C" {
@@ -302,6 +302,9 @@ OARLOCK_API oarlock_status oarlock_pool_trim(oarlock_pool* pool);
 OARLOCK_API oarlock_status oarlock_pool_allow_peer(oarlock_pool* pool, int32_t device);
 
 OARLOCK_API oarlock_status oarlock_pool_set_pressure(oarlock_pool* pool, oarlock_pressure callback, void* user);
+
+/* The allocation, of host memory, as a DLManagedTensor of bytes whose deleter frees it. */
+OARLOCK_API oarlock_status oarlock_pool_dlpack(oarlock_pool* pool, uint64_t addr, uint64_t num_bytes, void** managed);
 
 /* The largest request that would be met now, without the pressure callback and without waiting. */
 OARLOCK_API oarlock_status oarlock_pool_largest(oarlock_pool* pool, uint64_t stream, uint32_t tag, uint64_t* size);

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 
-ABI = 9
+ABI = 10
 """``OARLOCK_ABI`` of the header that this file mirrors."""
 
 
@@ -241,6 +241,10 @@ SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "oarlock_pool_trim": (ctypes.c_int, [ctypes.c_void_p]),
     "oarlock_pool_allow_peer": (ctypes.c_int, [ctypes.c_void_p, ctypes.c_int32]),
     "oarlock_pool_set_pressure": (ctypes.c_int, [ctypes.c_void_p, PRESSURE, ctypes.c_void_p]),
+    "oarlock_pool_dlpack": (
+        ctypes.c_int,
+        [ctypes.c_void_p, *[ctypes.c_uint64] * 2, ctypes.POINTER(ctypes.c_void_p)],
+    ),
     "oarlock_pool_largest": (
         ctypes.c_int,
         [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint32, ctypes.POINTER(ctypes.c_uint64)],

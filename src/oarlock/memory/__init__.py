@@ -1,5 +1,6 @@
 """Device memory that defragments itself."""
 
 from oarlock.memory.pool import Block, DriverError, OutOfMemoryError, Pool, PoolStats
+from oarlock.memory.tensors import empty
 
-__all__ = ["Block", "DriverError", "OutOfMemoryError", "Pool", "PoolStats"]
+__all__ = ["Block", "DriverError", "OutOfMemoryError", "Pool", "PoolStats", "empty"]

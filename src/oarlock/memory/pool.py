@@ -151,6 +151,7 @@ class Pool:
         ):
             if not 0 <= value < 2**63:
                 raise ValueError(f"{name} must be between 0 and 2**63, got {value}")
+        self.driver: Driver = driver
         self._library = _native.library()
         self._handle = ctypes.c_void_p()
         self._callback = abi.PRESSURE()
@@ -263,6 +264,13 @@ class Pool:
         pressure = abi.PRESSURE() if callback is None else abi.PRESSURE(call)
         self._call("oarlock_pool_set_pressure", self._handle, pressure, None)
         self._callback = pressure  # the core holds no reference
+
+    def dlpack(self, addr: int, num_bytes: int) -> int:
+        """Address of a ``DLManagedTensor`` of ``num_bytes`` bytes whose deleter frees the allocation (host memory)."""
+        managed = ctypes.c_void_p()
+        self._call("oarlock_pool_dlpack", self._handle, addr, num_bytes, ctypes.byref(managed))
+        assert managed.value is not None
+        return managed.value
 
     def largest(self, *, stream: int = 0, tag: int = 0) -> int:
         """Bytes of the largest request that would be met now, without the pressure callback and without waiting."""
