@@ -17,6 +17,8 @@ COMMANDS = {
     "train": "train a language model from a TOML file",
     "generate": "continue prompts with a trained run or a Hugging Face folder",
     "data": "tokenise a corpus once, into a cache the trainer reads",
+    "inspect": "tensors, sizes and checksums of a checkpoint or a Hugging Face folder",
+    "convert": "rewrite a checkpoint or a Hugging Face folder as another",
     "plan": "parameters, FLOPs and memory of a configuration, without allocating",
     "bench": "run a benchmark and compare it with an earlier one",
     "doctor": "what this installation can do, and why not",

@@ -1,0 +1,271 @@
+"""Rewriting stored tensors as new files, some rows at a time: no whole model, and no whole tensor, is in memory."""
+
+import itertools
+import json
+import math
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from oarlock.checkpoint.aoa import AOA, Relation, TensorSpec
+from oarlock.checkpoint.boxes import Box
+from oarlock.checkpoint.derived import Derived
+from oarlock.checkpoint.directory import sync_directory
+from oarlock.checkpoint.distribution import file_names, split
+from oarlock.checkpoint.export import STEP_BYTES
+from oarlock.checkpoint.manifest import (
+    MANIFEST_NAME,
+    CheckpointError,
+    FileEntry,
+    Manifest,
+    PieceEntry,
+    TensorEntry,
+    encode_manifest,
+)
+from oarlock.checkpoint.mapped_file import MappedFile
+from oarlock.checkpoint.source import TensorSource
+from oarlock.checkpoint.stored import StoredPiece, StoredTensor
+from oarlock.checkpoint.tensor_file import SAFETENSORS_NAMES, HashedFile, dtype_name, lay_out
+from oarlock.checkpoint.transfers import Transfer, moves, transfers
+from oarlock.digest import tensor_bytes
+
+FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+GROUP = "model"
+
+
+@dataclass(frozen=True)
+class Output:
+    """A tensor to write: a relation to the source's tensors, or one of these as it is, in this dtype."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    made_of: Relation | StoredTensor | Derived
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of its data."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """What `plan` found; nothing is written yet.
+
+    Attributes:
+        outputs: name -> tensor, in the order of writing.
+        ties: name -> output with the same elements; stored once.
+        dropped, unread: names of the source that a program drops, and that no statement reads (they keep their names).
+        casts: (from, to) -> number of tensors.
+    """
+
+    source: TensorSource
+    outputs: Mapping[str, Output]
+    ties: Mapping[str, str]
+    dropped: tuple[str, ...]
+    unread: tuple[str, ...]
+    casts: Mapping[tuple[str, str], int]
+
+    def files(self, max_bytes: int) -> dict[str, list[str]]:
+        """File -> names of its tensors."""
+        parts = split(self.outputs, lambda name: self.outputs[name].num_bytes, max_bytes)
+        return dict(zip(file_names(GROUP, len(parts)), parts, strict=True))
+
+    def header(self, names: Iterable[str]) -> tuple[bytes, list[str]]:
+        """The first bytes of a file, and the order of its tensors."""
+        return lay_out({name: (self.outputs[name].dtype, self.outputs[name].shape) for name in names})
+
+    def file_bytes(self, max_bytes: int) -> dict[str, int]:
+        """File -> its size."""
+        return {
+            file: len(self.header(names)[0]) + sum(self.outputs[name].num_bytes for name in names)
+            for file, names in self.files(max_bytes).items()
+        }
+
+    def write(
+        self,
+        folder: Path,
+        *,
+        max_bytes: int,
+        manifest: bool,
+        others: Mapping[str, bytes],
+        progress: Callable[[int], None],
+    ) -> None:
+        """Write the folder under a temporary name, sync it and rename it.
+
+        Args:
+            folder: must not exist.
+            max_bytes: per file of tensors; a larger tensor gets a file of its own.
+            manifest: True = a checkpoint of Oarlock; False = a Hugging Face folder.
+            others: further files.
+            progress: called with the bytes of data written since the last call.
+
+        Raises:
+            CheckpointError: the folder exists, or the source is damaged; OSError: the disk is full. Nothing is left.
+        """
+        if os.path.lexists(folder):
+            raise CheckpointError(f"{folder} exists; name a folder that does not")
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        temporary = folder.parent / f".{folder.name}.tmp-{secrets.token_hex(6)}"
+        temporary.mkdir()
+        try:
+            self._fill(temporary, max_bytes, manifest, others, progress)
+            sync_directory(temporary)
+            os.rename(temporary, folder)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+        sync_directory(folder.parent)
+
+    def _fill(
+        self,
+        folder: Path,
+        max_bytes: int,
+        manifest: bool,
+        others: Mapping[str, bytes],
+        progress: Callable[[int], None],
+    ) -> None:
+        entries: dict[str, FileEntry] = {}
+        checked: dict[Path, set[int]] = {}
+        files = self.files(max_bytes)
+        for file_name, names in files.items():
+            header, ordered = self.header(names)
+            with HashedFile(folder / file_name) as file:
+                file.write(header)
+                for name in ordered:
+                    for box in _rows(self.outputs[name]):
+                        rows = self._read(self.outputs[name], box, checked)
+                        file.write(tensor_bytes(rows).data)
+                        progress(rows.numel() * rows.dtype.itemsize)
+            entries[file_name] = file.entry
+        homes = {name: file_name for file_name, names in files.items() for name in names}
+        small = dict(others)
+        if len(files) > 1:
+            total = sum(output.num_bytes for output in self.outputs.values())
+            index = {"metadata": {"total_size": total}, "weight_map": homes}
+            small[f"{GROUP}.safetensors.index.json"] = json.dumps(index, indent=1).encode()
+        for name, data in small.items():
+            with HashedFile(folder / name) as file:
+                file.write(data)
+            entries[name] = file.entry
+        if manifest:
+            tensors = {
+                name: TensorEntry(
+                    dtype_name(output.dtype), output.shape, (PieceEntry(homes[name], Box.whole(output.shape)),)
+                )
+                for name, output in self.outputs.items()
+            } | {name: TensorEntry(same_as=first) for name, first in self.ties.items()}
+            content = Manifest(0, 1, None, entries, {GROUP: tensors}, ({},), {}, ())
+            with HashedFile(folder / MANIFEST_NAME) as file:
+                file.write(encode_manifest(content))
+
+    def _read(self, output: Output, box: Box, checked: dict[Path, set[int]]) -> torch.Tensor:
+        target = torch.empty(box.size, dtype=output.dtype)
+        steps: list[Transfer]
+        if isinstance(output.made_of, Relation):
+            steps = list(moves(output.made_of.query(box.offset, box.size), self.source.tensors, target))
+        else:
+            steps = list(transfers(output.made_of, box, target))
+        if self.source.verify == "read":
+            for read in (read for step in steps for read in step.reads):
+                done = checked.setdefault(read.file.path, set())
+                blocks = read.blocks()
+                read.file.check_blocks(blocks[[int(block) not in done for block in blocks]])
+                done.update(blocks.tolist())
+        for step in steps:
+            step.run()
+        return target
+
+
+def plan(source: TensorSource, program: str | None = None, dtype: torch.dtype | None = None) -> Conversion:
+    """Work out what is written; only headers are read.
+
+    Args:
+        source: what to convert.
+        program: in the AOA language, from the source's names to the new ones; None = as they are.
+        dtype: of tensors of floating dtypes of 16 bits and more; router selection biases keep theirs.
+
+    Raises:
+        AOAError: the program does not fit; CheckpointError: the files are malformed, or nothing would be left.
+    """
+    check_layout(source)
+    canonical = {id(tensor): name for name, tensor in reversed(list(source.tensors.items()))}
+    found: dict[str, Relation | StoredTensor | Derived] = dict(source.tensors)
+    dropped: frozenset[str] = frozenset()
+    unread: frozenset[str] = frozenset()
+    spoken: set[str] = set()
+    if program is not None:
+        specs = {name: TensorSpec(tensor.shape, tensor.dtype) for name, tensor in source.tensors.items()}
+        compiled = AOA(program).compile(specs)
+        found = dict(compiled.tensors)
+        dropped, unread = compiled.dropped, compiled.unread - compiled.dropped
+        spoken = set(compiled.written)
+    outputs: dict[str, Output] = {}
+    ties: dict[str, str] = {}
+    plain: dict[str, str] = {}  # source tensor -> output that is all of it, under whatever name
+    casts: dict[tuple[str, str], int] = {}
+    for name, made_of in found.items():
+        if name not in spoken:
+            key = canonical[id(source.tensors[name])]
+            if key in plain:
+                ties[name] = plain[key]
+                continue
+            plain[key] = name
+        wanted = made_of.dtype
+        if dtype is not None and wanted in FLOATS and not name.endswith("correction_bias"):
+            wanted = dtype
+        if wanted != made_of.dtype:
+            pair = dtype_name(made_of.dtype), dtype_name(wanted)
+            casts[pair] = casts.get(pair, 0) + 1
+            if isinstance(made_of, Relation):
+                made_of = made_of.cast(wanted)
+        outputs[name] = Output(wanted, made_of.shape, made_of)
+    if not outputs:
+        raise CheckpointError(f"{source.label}: no tensor would be written")
+    if "__metadata__" in outputs:
+        raise CheckpointError("'__metadata__' is reserved by safetensors; rename that tensor")
+    return Conversion(source, outputs, ties, tuple(sorted(dropped)), tuple(sorted(unread)), casts)
+
+
+def check_layout(source: TensorSource) -> None:
+    """Raise CheckpointError where a file lacks a tensor that is expected in it, or two of its tensors overlap."""
+    files: dict[Path, MappedFile] = {}
+    for piece, dtype in pieces(source):
+        piece.file.check(piece.name, dtype, piece.box.size)
+        if isinstance(piece.file, MappedFile):
+            files[piece.file.path] = piece.file
+    for path, file in files.items():
+        spans = [(*entry["data_offsets"], name) for name, entry in file.header.items() if name != "__metadata__"]
+        spans = sorted(span for span in spans if span[0] < span[1])
+        for (_, stop, name), (start, _, other) in itertools.pairwise(spans):
+            if start < stop:
+                raise CheckpointError(f"{path}: tensors {name!r} and {other!r} overlap; it is malformed")
+
+
+def pieces(source: TensorSource) -> Iterable[tuple[StoredPiece, torch.dtype]]:
+    """All pieces of a source's files, each with its dtype."""
+    seen: set[int] = set()
+    for tensor in source.tensors.values():
+        for stored in tensor.stored.values() if isinstance(tensor, Derived) else (tensor,):
+            if id(stored) not in seen:
+                seen.add(id(stored))
+                yield from ((piece, stored.dtype) for piece in stored.pieces)
+
+
+def unnamed(conversion: Conversion) -> list[str]:
+    """Outputs whose dtype safetensors cannot name, which only a checkpoint of Oarlock can hold."""
+    return [name for name, output in conversion.outputs.items() if output.dtype not in SAFETENSORS_NAMES]
+
+
+def _rows(output: Output) -> Iterable[Box]:
+    shape, row = output.shape, math.prod(output.shape[1:]) * output.dtype.itemsize
+    if not shape or row * shape[0] <= STEP_BYTES:
+        yield Box.whole(shape)
+        return
+    step = max(1, STEP_BYTES // row)
+    for start in range(0, shape[0], step):
+        yield Box((start,) + (0,) * (len(shape) - 1), (min(step, shape[0] - start), *shape[1:]))

@@ -1,0 +1,152 @@
+"""`oarlock inspect DIR`: the tensors of a checkpoint, a Hugging Face folder or a directory of torch DCP."""
+
+import argparse
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+_MAX_ROWS = 200
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Register the command."""
+    parser = subparsers.add_parser(
+        "inspect",
+        help="tensors, sizes and checksums of a checkpoint or a Hugging Face folder",
+        description="Show tensors, shapes, dtypes, pieces and ties. Only headers are read, unless --verify.",
+    )
+    parser.add_argument("path", type=Path, metavar="DIR", help="checkpoint, Hugging Face folder, DCP, .safetensors")
+    parser.add_argument("--verify", action="store_true", help="compare all bytes with their digests")
+    parser.add_argument("--json", action="store_true", help="print one JSON object with every tensor")
+    parser.add_argument("--html", type=Path, metavar="PATH", help="also write an HTML page")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print what was found."""
+    found = describe(args.path, verify=args.verify)
+    if args.html:
+        _write_page(found, args.html)
+    if args.json:
+        print(json.dumps(found, indent=1))
+    else:
+        _print(found)
+    return 0
+
+
+def describe(path: Path, *, verify: bool) -> dict[str, Any]:
+    """Everything about the tensors, JSON-able.
+
+    Raises:
+        CheckpointError: damaged, or malformed; ValueError: `verify`, but the format has no digests.
+    """
+    from oarlock.checkpoint import load_checkpoint, open_tensors
+    from oarlock.checkpoint.conversion import check_layout, pieces
+    from oarlock.checkpoint.manifest import MANIFEST_NAME
+
+    sources, checksums = {}, "this format has none"
+    if (path / MANIFEST_NAME).is_file():
+        opened = load_checkpoint(path, verify=True if verify else "read")
+        sources = {group: opened.source(group) for group in opened.groups()}
+        checksums = "verified" if verify else "not verified; --verify reads all bytes"
+    elif verify:
+        raise ValueError(f"{path} has no digests to verify; only checkpoints of Oarlock have")
+    else:
+        sources = {"model": open_tensors(path)}
+    tensors, sizes = [], {}
+    for group, source in sources.items():
+        check_layout(source)
+        for piece, dtype in pieces(source):
+            file = piece.file.path.name
+            sizes[file] = sizes.get(file, 0) + piece.box.volume * dtype.itemsize
+        first: dict[int, str] = {}
+        for name, tensor in source.tensors.items():
+            tie = first.setdefault(id(tensor), name)
+            tensors.append(
+                {
+                    "group": group,
+                    "name": name,
+                    "dtype": str(tensor.dtype).removeprefix("torch."),
+                    "shape": list(tensor.shape),
+                    "bytes": math.prod(tensor.shape) * tensor.dtype.itemsize if tie == name else 0,
+                    "pieces": len(getattr(tensor, "pieces", ())) or 1,
+                    "same_as": None if tie == name else tie,
+                }
+            )
+    return {"path": str(path), "checksums": checksums, "files": sizes, "tensors": tensors, "tree": _tree(tensors)}
+
+
+def printable(text: str) -> str:
+    """The text without what could steer a terminal."""
+    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text)
+
+
+def _tree(tensors: list[dict[str, Any]]) -> dict[str, int]:
+    """Bytes below each of the first three levels of the names."""
+    sizes: dict[str, int] = {}
+    for tensor in tensors:
+        parts = [tensor["group"], *re.split(r"[./]", tensor["name"])]
+        for depth in range(1, min(4, len(parts) + 1)):
+            key = ".".join(parts[:depth])
+            sizes[key] = sizes.get(key, 0) + tensor["bytes"]
+    return sizes
+
+
+def _rows(found: dict[str, Any]) -> list[list[str]]:
+    """Tensors whose names differ in numbers only, and that look the same, as one row."""
+    from oarlock.train.units import format_bytes
+
+    kinds: dict[tuple[str, ...], list[int]] = {}
+    for tensor in found["tensors"]:
+        name = re.sub(r"\d+", "*", f"{tensor['group']}: {tensor['name']}")
+        shape = " x ".join(map(str, tensor["shape"])) or "scalar"
+        tie = re.sub(r"\d+", "*", tensor["same_as"] or "")
+        entry = kinds.setdefault((name, tensor["dtype"], shape, str(tensor["pieces"]), tie), [0, 0])
+        entry[0] += 1
+        entry[1] += tensor["bytes"]
+    rows = [[printable(text) for text in key] + [str(n), format_bytes(size)] for key, (n, size) in kinds.items()]
+    more = [[f"... and {len(rows) - _MAX_ROWS} more (--json has all)", *[""] * 6]] if len(rows) > _MAX_ROWS else []
+    return rows[:_MAX_ROWS] + more
+
+
+_HEADER = ("tensor", "dtype", "shape", "pieces", "same as", "number", "size")
+
+
+def _sizes(found: dict[str, Any], what: str) -> list[list[str]]:
+    from oarlock.train.units import format_bytes
+
+    return [[printable(name), format_bytes(size)] for name, size in list(found[what].items())[:_MAX_ROWS]]
+
+
+def _print(found: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console()
+    summary = f"{printable(found['path'])}: {len(found['tensors'])} tensors; checksums: {found['checksums']}"
+    console.print(Text(summary))
+    tables = (
+        (_HEADER, _rows(found)),
+        (("file", "data"), _sizes(found, "files")),
+        (("below", "size"), _sizes(found, "tree")),
+    )
+    for header, rows in tables:
+        table = Table(*header, box=None, pad_edge=False)
+        for row in rows:
+            table.add_row(*map(Text, row))
+        console.print(table)
+
+
+def _write_page(found: dict[str, Any], path: Path) -> None:
+    from oarlock.page import Page
+
+    page = Page(printable(found["path"]), subtitle=f"{len(found['tensors'])} tensors; checksums: {found['checksums']}")
+    page.table(_rows(found), _HEADER)
+    page.heading("Files")
+    page.table(_sizes(found, "files"), ("file", "data"))
+    page.heading("Sizes")
+    page.table(_sizes(found, "tree"), ("below", "size"))
+    page.write(path)
