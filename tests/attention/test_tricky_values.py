@@ -195,3 +195,15 @@ def test_scores_of_minus_infinity_are_not_hidden_keys(kernel, keys):
     assert out[:, 1].isnan().all()
     assert lse[..., 1].isnan().all()
     assert out[:, ::2].isfinite().all()
+
+
+@pytest.mark.parametrize("scale", [-0.2, 0.0])
+def test_a_scale_that_is_not_positive_leaves_hidden_pairs_hidden(scale):
+    """ATen's causal kernel multiplies the -inf of hidden pairs by the scale."""
+    tensors = [torch.randn(1, 129, 2, 8, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+    out, lse = flashmask_attention(*tensors, causal=True, softmax_scale=scale, return_softmax_lse=True, backend="aten")
+    wanted = dense_attention(*tensors, torch.ones(1, 1, 129, 129, dtype=torch.bool).tril(), scale)
+    gradients = torch.autograd.grad(out.square().sum() + lse.sum(), tensors)
+    expected = torch.autograd.grad(wanted[0].square().sum() + wanted[1].sum(), tensors)
+    for got, want in zip((out, lse, *gradients), (*wanted, *expected), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-11)  # float64

@@ -212,6 +212,8 @@ def _forward(query: Tensor, key: Tensor, value: Tensor, plan: TilePlan, scale: f
     dtype = torch.float32 if query.dtype == torch.float16 else query.dtype
     width, value_dim = max(head_dim, value.shape[3]), value.shape[3]
     q, k, v = (_heads_first(x, width, dtype) for x in (query, key, value))
+    if scale <= 0:  # the kernel multiplies the -inf of hidden pairs by the scale
+        q, scale = (-q, -scale) if scale < 0 else (q * 0, 1.0)
     if plan.single in (Kind.FULL, Kind.CAUSAL) and key.shape[1] >= FEW_KEYS:
         out_BHSD, lse = _FORWARD(q, k, v, 0.0, plan.single is Kind.CAUSAL, scale=scale)
         return out_BHSD.transpose(1, 2)[..., :value_dim].to(query.dtype), lse
