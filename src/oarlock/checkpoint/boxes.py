@@ -58,7 +58,7 @@ def find_overlap(boxes: Sequence[Box]) -> tuple[int, int] | None:
     offsets = np.array([boxes[i].offset for i in live]).reshape(len(live), -1)
     if not offsets.shape[1]:
         return live[0], live[1]
-    axis = max(range(offsets.shape[1]), key=lambda a: len(np.unique(offsets[:, a])))
+    axis = max(range(offsets.shape[1]), key=lambda a: len(set(offsets[:, a].tolist())))
     open_boxes: list[int] = []
     for i in sorted(live, key=lambda i: boxes[i].offset[axis]):
         start = boxes[i].offset[axis]

@@ -79,6 +79,8 @@ def _tensors(path: Path, metadata: Any) -> dict[str, StoredTensor]:
         for chunk in described.chunks:
             box = Box(tuple(chunk.offsets), tuple(chunk.sizes))
             info = place[name, box.offset]
+            if Path(info.relative_path).name != info.relative_path:
+                raise CheckpointError(f"{path / METADATA}: names the file {info.relative_path!r}, not in its folder")
             file = files.setdefault(info.relative_path, _DcpFile(path / info.relative_path))
             key = f"{name}@{','.join(map(str, box.offset))}"
             file.places[key] = (info.offset, info.length)

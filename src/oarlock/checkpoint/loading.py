@@ -19,6 +19,7 @@ from oarlock.checkpoint.aoa.values import State
 from oarlock.checkpoint.boxes import Box
 from oarlock.checkpoint.derived import Derived
 from oarlock.checkpoint.manifest import CheckpointError
+from oarlock.checkpoint.mapped_file import ascending
 from oarlock.checkpoint.shards import Shard, find_ties
 from oarlock.checkpoint.stored import StoredTensor
 from oarlock.checkpoint.ties import Filling, Tie, resolve
@@ -281,7 +282,7 @@ def _verify(reads: Iterable[Read], then: Callable[[], None], ranks: Ranks, failu
     needed: dict[str, list[np.ndarray]] = {path: [] for path in files}
     for read in reads:
         needed[str(read.file.path)].append(read.blocks())
-    own = {path: np.unique(np.concatenate(parts)) for path, parts in needed.items()}
+    own = {path: ascending(parts) for path, parts in needed.items()}
     if ranks.size > 1:
         told = ranks.gather({path: _pack(blocks) for path, blocks in own.items()})
         own = {path: _share(path, blocks, told, ranks.rank) for path, blocks in own.items()}
