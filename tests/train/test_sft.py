@@ -260,8 +260,14 @@ def test_a_run_without_model_or_examples_is_refused(
 
 
 def test_a_single_example_cannot_be_split(sft: Callable[..., Path]) -> None:
-    with pytest.raises(ValueError, match=r"holds a single example.*data\.validation"):
+    with pytest.raises(ValueError, match=r"holds 2 examples with one prompt or content.*data\.validation"):
         prepare_conversations(config_of(sft(records=[GOOD, GOOD])))
+
+
+def test_examples_of_another_task_are_named_by_line(sft: Callable[..., Path]) -> None:
+    pair = {"prompt": "2 + 2?", "chosen": "4", "rejected": "5"}
+    with pytest.raises(ValueError, match=r'jsonl:1: expected the field "messages", or "prompt" and "completion"'):
+        prepare_conversations(config_of(sft(records=[pair, pair])))
 
 
 def test_a_damaged_cache_is_made_again(sft: Callable[..., Path]) -> None:

@@ -114,7 +114,7 @@ def prepare_pairs(config: TrainConfig) -> PreparedExamples:
         ValueError, FileNotFoundError: model, template or a record do not fit; the message names the line.
     """
     encoder = Encoder.of_model(config)
-    records = Records(config.data, "dpo", key=lambda record: record.get("prompt"))
+    records = Records(config.data, "dpo", key=lambda record: record.get("prompt"), check=read_preference)
     shape = models.read_config(config.model.directory)
     windows = [w for layer in range(shape.num_hidden_layers) if (w := shape.window(layer)) is not None]
     window = min(windows, default=None)

@@ -29,16 +29,24 @@ class Records:
         config: the [data] section.
         task: who reads them, for messages.
         key: what of a record decides its side.
+        check: raises ValueError for a record that the task cannot use.
 
     Raises:
         FileNotFoundError: nothing at the path.
         ValueError: a file that is not .jsonl.
     """
 
-    def __init__(self, config: CorpusConfig, task: str, key: Callable[[dict[str, Any]], Any]) -> None:
+    def __init__(
+        self,
+        config: CorpusConfig,
+        task: str,
+        key: Callable[[dict[str, Any]], Any],
+        check: Callable[[dict[str, Any], str], object],
+    ) -> None:
         if config.corpus == plays.NAME:
             raise ValueError(f"task {task} learns from examples: name a .jsonl file in data.corpus")
-        self._name, self._share, self._key = config.corpus, config.validation_share, key
+        self._name, self._share = config.corpus, config.validation_share
+        self._key, self._check = key, check
         check_share(config.validation_share)
         self._held_out = _jsonl_files(config.validation, task) if config.validation else []
         held_out_paths = {path.resolve() for path in self._held_out}
@@ -68,7 +76,12 @@ class Records:
     def _bound(self) -> int:
         bound = held_out_bound((self._hash(record) for record, _ in self._read(self._files)), self._share)
         if bound is None:
-            raise ValueError(f"{self._name} holds a single example, nothing can be held out; name data.validation")
+            count = 0
+            for record, where in self._read(self._files):  # records of another kind may all look alike
+                self._check(record, where)
+                count += 1
+            alike = "a single example" if count == 1 else f"{count} examples with one prompt or content"
+            raise ValueError(f"{self._name} holds {alike}, nothing can be held out; name data.validation")
         return bound
 
     def _side(self, *, validation: bool) -> Iterator[Record]:

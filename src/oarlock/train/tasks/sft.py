@@ -40,7 +40,7 @@ def prepare_conversations(config: TrainConfig) -> PreparedExamples:
         ValueError, FileNotFoundError: model, template or a record do not fit; the message names the line.
     """
     encoder = Encoder.of_model(config)
-    records = Records(config.data, "sft", key=lambda record: record)
+    records = Records(config.data, "sft", key=lambda record: record, check=read_conversation)
     length = config.data.sequence_length
     form = Format(_arrays, lambda side, writer: _write(side, writer, encoder, length), _open)
     return prepare_examples(config, encoder, records, form, {})
