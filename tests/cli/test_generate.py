@@ -172,12 +172,12 @@ def test_a_checkpoint_that_the_run_replaces_meanwhile_is_not_missed(tmp_path, ca
     shutil.rmtree(run / "hf")
     load, loaded = checkpoint.load_checkpoint, []
 
-    def load_first_too_late(path):
+    def load_first_too_late(path, **options):
         loaded.append(path.name)
         if len(loaded) == 1:
             train(load_config(config, ["--train.steps", "3", "--checkpoint.keep_last", "1"]), resume="auto")
             shutil.rmtree(run / "hf")
-        return load(path)
+        return load(path, **options)
 
     monkeypatch.setattr(checkpoint, "load_checkpoint", load_first_too_late)
     assert _run(run, "the oar", "--max-new-tokens", 2) == 0
