@@ -66,7 +66,7 @@ def main() -> None:
     num_tensors = NUM_TENSORS // 4 if args.quick else NUM_TENSORS
     rows = [plan_row(), aoa_row()]
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
-        rows += contest(Path(folder), num_tensors, 2 if args.quick else 5, args.mcore)
+        rows += contest(Path(folder), num_tensors, 2 if args.quick else 3, args.mcore)
     for row in rows:
         print(f"{row['figure']:22s} {row['value']:8.3f}   {row['detail']}")
     if args.json:
