@@ -17,6 +17,7 @@ from oarlock.checkpoint.boxes import Box
 from oarlock.checkpoint.derived import Derived
 from oarlock.checkpoint.directory import sync_directory
 from oarlock.checkpoint.distribution import file_names, split
+from oarlock.checkpoint.dtypes import SAFETENSORS_NAMES, dtype_name
 from oarlock.checkpoint.export import STEP_BYTES
 from oarlock.checkpoint.manifest import (
     MANIFEST_NAME,
@@ -30,7 +31,7 @@ from oarlock.checkpoint.manifest import (
 from oarlock.checkpoint.mapped_file import MappedFile
 from oarlock.checkpoint.source import TensorSource
 from oarlock.checkpoint.stored import StoredPiece, StoredTensor
-from oarlock.checkpoint.tensor_file import SAFETENSORS_NAMES, HashedFile, dtype_name, lay_out
+from oarlock.checkpoint.tensor_file import HashedFile, lay_out
 from oarlock.checkpoint.transfers import Transfer, moves, transfers
 from oarlock.digest import tensor_bytes
 

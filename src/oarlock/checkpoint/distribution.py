@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from oarlock.checkpoint.boxes import Box, explain_cover
+from oarlock.checkpoint.dtypes import dtype_name, dtype_of
 from oarlock.checkpoint.manifest import PieceEntry, TensorEntry
 from oarlock.checkpoint.shards import Shard
-from oarlock.checkpoint.tensor_file import dtype_name, dtype_of
 from oarlock.digest import Digest64
 from oarlock.ranks import Ranks
 

@@ -17,8 +17,9 @@ from torch import Tensor
 from oarlock.checkpoint.aoa import AOA, Atom, Block, Constant, Relation, TensorSpec
 from oarlock.checkpoint.boxes import Box
 from oarlock.checkpoint.distribution import FilePlan, Holders, Table, file_names, merge_tables, split
+from oarlock.checkpoint.dtypes import dtype_name, dtype_of
 from oarlock.checkpoint.manifest import FileEntry, PieceEntry, ProgramEntry, TensorEntry
-from oarlock.checkpoint.tensor_file import HashedFile, dtype_name, dtype_of, lay_out
+from oarlock.checkpoint.tensor_file import HashedFile, lay_out
 from oarlock.checkpoint.transfers import within
 from oarlock.digest import tensor_bytes
 from oarlock.ranks import Ranks

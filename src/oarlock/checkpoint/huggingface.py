@@ -6,11 +6,11 @@ from os import PathLike
 from pathlib import Path
 
 from oarlock.checkpoint.boxes import Box
+from oarlock.checkpoint.dtypes import dtype_from_safetensors
 from oarlock.checkpoint.manifest import CheckpointError
 from oarlock.checkpoint.mapped_file import MappedFile
 from oarlock.checkpoint.source import TensorSource
 from oarlock.checkpoint.stored import StoredPiece, StoredTensor
-from oarlock.checkpoint.tensor_file import dtype_from_safetensors
 
 INDEX_SUFFIX = ".safetensors.index.json"
 

@@ -18,6 +18,7 @@ from oarlock.checkpoint.aoa import AOA, AOAError
 from oarlock.checkpoint.boxes import Box
 from oarlock.checkpoint.derived import Derived
 from oarlock.checkpoint.directory import list_checkpoints
+from oarlock.checkpoint.dtypes import dtype_of
 from oarlock.checkpoint.export import compile_export
 from oarlock.checkpoint.loading import LoadReport, Strict, Verify
 from oarlock.checkpoint.manifest import ADVICE, CheckpointError, Manifest, TensorEntry, piece_name, read_manifest
@@ -25,7 +26,6 @@ from oarlock.checkpoint.mapped_file import MappedFile
 from oarlock.checkpoint.shards import Shard
 from oarlock.checkpoint.source import TensorSource
 from oarlock.checkpoint.stored import StoredPiece, StoredTensor
-from oarlock.checkpoint.tensor_file import dtype_of
 from oarlock.digest import file_digest
 from oarlock.ranks import Ranks
 

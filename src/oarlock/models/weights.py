@@ -15,9 +15,9 @@ from torch import Tensor
 from oarlock.checkpoint import TensorSource
 from oarlock.checkpoint.aoa import AOA, AOAError, Program, Relation, TensorSpec
 from oarlock.checkpoint.derived import Derived
+from oarlock.checkpoint.dtypes import SAFETENSORS_NAMES
 from oarlock.checkpoint.huggingface import open_safetensors
 from oarlock.checkpoint.stored import StoredTensor
-from oarlock.checkpoint.tensor_file import SAFETENSORS_NAMES
 from oarlock.models.config import DecoderConfig
 from oarlock.models.decoder import Decoder
 from oarlock.models.program import weights_program

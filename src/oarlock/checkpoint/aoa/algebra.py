@@ -28,7 +28,8 @@ from oarlock.checkpoint.aoa.blocks import Atom, Block, Constant, fused
 from oarlock.checkpoint.aoa.cutting import at_row_ends, restrict
 from oarlock.checkpoint.aoa.merging import merge
 from oarlock.checkpoint.aoa.quantized import Computed
-from oarlock.checkpoint.aoa.values import Add, Cast, Divide, Multiply, Scope, ValueOp, dtype_name
+from oarlock.checkpoint.aoa.values import Add, Cast, Divide, Multiply, Scope, ValueOp
+from oarlock.checkpoint.dtypes import dtype_name
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,8 @@ from oarlock.checkpoint.aoa.algebra import Relation, concat, stack
 from oarlock.checkpoint.aoa.errors import AOAError, near_miss
 from oarlock.checkpoint.aoa.rearrange import rearrange
 from oarlock.checkpoint.aoa.syntax import Attribute, Value
-from oarlock.checkpoint.aoa.values import Add, Multiply, Scope, dtype_name, dtype_of
+from oarlock.checkpoint.aoa.values import Add, Multiply, Scope
+from oarlock.checkpoint.dtypes import dtype_name, dtype_of
 
 
 @dataclass(frozen=True, slots=True)

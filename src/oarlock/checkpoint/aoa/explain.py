@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from oarlock.checkpoint.aoa.algebra import Relation
 from oarlock.checkpoint.aoa.blocks import Block, Constant
-from oarlock.checkpoint.aoa.values import dtype_name
+from oarlock.checkpoint.dtypes import dtype_name
 
 _MOST_BLOCKS = 16
 

@@ -21,7 +21,8 @@ from oarlock.checkpoint.aoa.grammar import parse
 from oarlock.checkpoint.aoa.macros import MACROS, Macro, arguments_of
 from oarlock.checkpoint.aoa.names import KeyIndex
 from oarlock.checkpoint.aoa.quantized import Computed
-from oarlock.checkpoint.aoa.values import State, applies, dtype_name
+from oarlock.checkpoint.aoa.values import State, applies
+from oarlock.checkpoint.dtypes import dtype_name
 
 
 class AOA:

@@ -10,6 +10,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from oarlock.checkpoint.dtypes import dtype_name
+
 Scope = Literal["param", "optim", "all"]
 """What the `only=` of a statement may say."""
 
@@ -96,16 +98,3 @@ def applies(op: ValueOp, state: State) -> bool:
     if state == "master":
         return op.only == "all" or (op.only == "param" and not isinstance(op, Cast))
     return op.only in (state, "all")
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """torch's name of a dtype: `float32`, `bfloat16`, ..."""
-    return str(dtype).removeprefix("torch.")
-
-
-def dtype_of(name: str) -> torch.dtype:
-    """The inverse of dtype_name; ValueError if this torch has no such dtype."""
-    dtype = getattr(torch, name, None)
-    if not isinstance(dtype, torch.dtype):
-        raise ValueError(f"torch {torch.__version__} has no dtype {name!r}")
-    return dtype
