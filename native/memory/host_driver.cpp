@@ -1,11 +1,9 @@
 // Pages of the host's anonymous memory. A page lives at some address from its first mapping on; mremap carries it over.
 #include <cerrno>
-#include <cstring>
 #include <unordered_map>
 #include <vector>
 
-#include "memory/driver.h"
-#include "memory/host_addresses.h"
+#include "memory/host_memory_driver.h"
 
 #if defined(__linux__)
 #include <sys/mman.h>
@@ -19,17 +17,9 @@ namespace oarlock::memory {
 #if defined(__linux__)
 namespace {
 
-class HostDriver final : public Driver {
+class HostDriver final : public HostMemoryDriver {
   public:
-    explicit HostDriver(uint64_t page_bytes) : page_bytes_(page_bytes) {}
-
-    uint64_t granularity() const override { return host_page_bytes(); }
-    bool has_streams() const override { return false; }
-
-    bool reserve(uint64_t bytes, uint64_t* addr) override {
-        return reserve_addresses(bytes, page_bytes_, addr) || fail(system_error("mmap"));
-    }
-    void unreserve(uint64_t addr, uint64_t bytes) override { munmap(pointer(addr), bytes); }
+    using HostMemoryDriver::HostMemoryDriver;
 
     // Memory comes with the first touch.
     bool create(uint64_t* page) override {
@@ -86,27 +76,11 @@ class HostDriver final : public Driver {
         return true;
     }
 
-    bool set_access(uint64_t, uint64_t) override { return true; }
-
     // The page stays where it is until it is mapped elsewhere or released: then one system call moves it.
     bool unmap(uint64_t addr, uint64_t bytes) override {
         for (uint64_t a = addr; a < addr + bytes; a += page_bytes_) {
             pages_[sitting_.at(a) - 1].mapped = false;
         }
-        return true;
-    }
-
-    bool record(uint64_t, uint64_t*) override { return false; }
-    bool done(uint64_t) override { return true; }
-    bool wait(uint64_t) override { return true; }
-    void forget(uint64_t) override {}
-
-    bool save(void* to, uint64_t from, uint64_t bytes) override {
-        std::memcpy(to, pointer(from), bytes);
-        return true;
-    }
-    bool load(uint64_t to, const void* from, uint64_t bytes) override {
-        std::memcpy(pointer(to), from, bytes);
         return true;
     }
 
@@ -134,7 +108,6 @@ class HostDriver final : public Driver {
     // Only so that a stray access is seen; without it the address is merely empty.
     void close_off(uint64_t addr) { mprotect(pointer(addr), page_bytes_, PROT_NONE); }
 
-    const uint64_t page_bytes_;
     std::vector<Page> pages_;
     std::vector<uint64_t> unused_;
     std::unordered_map<uint64_t, uint64_t> sitting_;  // address -> page

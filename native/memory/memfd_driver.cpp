@@ -2,8 +2,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "memory/driver.h"
-#include "memory/host_addresses.h"
+#include "memory/host_memory_driver.h"
 
 #if defined(__linux__)
 #include <fcntl.h>
@@ -14,18 +13,10 @@ namespace oarlock::memory {
 #if defined(__linux__)
 namespace {
 
-class MemfdDriver final : public Driver {
+class MemfdDriver final : public HostMemoryDriver {
   public:
-    MemfdDriver(uint64_t page_bytes, int file) : page_bytes_(page_bytes), file_(file) {}
+    MemfdDriver(uint64_t page_bytes, int file) : HostMemoryDriver(page_bytes), file_(file) {}
     ~MemfdDriver() override { close(file_); }
-
-    uint64_t granularity() const override { return host_page_bytes(); }
-    bool has_streams() const override { return false; }
-
-    bool reserve(uint64_t bytes, uint64_t* addr) override {
-        return reserve_addresses(bytes, page_bytes_, addr) || fail(system_error("mmap"));
-    }
-    void unreserve(uint64_t addr, uint64_t bytes) override { munmap(pointer(addr), bytes); }
 
     bool create(uint64_t* page) override {
         if (unused_.empty()) {
@@ -59,8 +50,6 @@ class MemfdDriver final : public Driver {
         return true;
     }
 
-    bool set_access(uint64_t, uint64_t) override { return true; }
-
     bool unmap(uint64_t addr, uint64_t bytes) override {
         const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED;
         if (mmap(pointer(addr), bytes, PROT_NONE, flags, -1, 0) == MAP_FAILED) {
@@ -72,20 +61,6 @@ class MemfdDriver final : public Driver {
         return true;
     }
 
-    bool record(uint64_t, uint64_t*) override { return false; }
-    bool done(uint64_t) override { return true; }
-    bool wait(uint64_t) override { return true; }
-    void forget(uint64_t) override {}
-
-    bool save(void* to, uint64_t from, uint64_t bytes) override {
-        std::memcpy(to, pointer(from), bytes);
-        return true;
-    }
-    bool load(uint64_t to, const void* from, uint64_t bytes) override {
-        std::memcpy(pointer(to), from, bytes);
-        return true;
-    }
-
     bool holds(uint64_t addr, uint64_t page) const override {
         const auto it = mapped_.find(addr);
         return it != mapped_.end() && it->second == page;
@@ -94,7 +69,6 @@ class MemfdDriver final : public Driver {
   private:
     off_t offset(uint64_t page) const { return static_cast<off_t>((page - 1) * page_bytes_); }
 
-    const uint64_t page_bytes_;
     const int file_;
     uint64_t num_pages_ = 0;
     std::vector<uint64_t> unused_;
