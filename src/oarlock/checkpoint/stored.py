@@ -1,16 +1,20 @@
 """Tensors in files: their pieces, and what reading asks of a file."""
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain, repeat
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from oarlock.checkpoint.boxes import Box
+
+T = TypeVar("T", bound=tuple)
 
 
 class PieceFile(Protocol):
@@ -50,6 +54,11 @@ class Part(NamedTuple):
     place: tuple[int, ...]
 
 
+def tuples(kind: type[T], *columns: Iterable[Any]) -> Iterator[T]:
+    """Named tuples of a kind from their fields, as many as the shortest has; a third of the cost of calling it."""
+    return map(tuple.__new__, repeat(kind), zip(*columns, strict=False))
+
+
 @dataclass(frozen=True)
 class StoredTensor:
     """A tensor in files."""
@@ -64,7 +73,7 @@ class StoredTensor:
 
     def parts(self, box: Box) -> Iterable[Part]:
         """What the pieces hold of a box."""
-        return map(Part, *self.columns(box))
+        return tuples(Part, *self.columns(box))
 
     def columns(self, box: Box) -> tuple[Iterable[StoredPiece], Iterable[Box], Iterable[tuple[int, ...]]]:
         """The fields of `parts`, one iterable each: a plan for thousands of pieces consists of little else."""
@@ -82,10 +91,12 @@ class StoredTensor:
         in_piece, in_box, size = (
             map(tuple, values[indices].tolist()) for values in (starts - offsets, starts - np.array(box.offset), sizes)
         )
-        return map(self.pieces.__getitem__, indices.tolist()), map(Box, in_piece, size), in_box
+        return map(self.pieces.__getitem__, indices.tolist()), tuples(Box, in_piece, size), in_box
 
     @cached_property
     def _corners(self) -> tuple[np.ndarray, np.ndarray]:
         """Offsets and stops of the pieces, [pieces, rank] each."""
-        offsets = np.array([piece.box.offset for piece in self.pieces])
-        return offsets, offsets + np.array([piece.box.size for piece in self.pieces])
+        shape = (len(self.pieces), 2, len(self.shape))
+        numbers = chain.from_iterable(chain.from_iterable([piece.box for piece in self.pieces]))
+        boxes = np.fromiter(numbers, np.int64, math.prod(shape)).reshape(shape)
+        return boxes[:, 0], boxes.sum(axis=1)

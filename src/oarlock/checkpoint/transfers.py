@@ -18,7 +18,7 @@ from oarlock.checkpoint.aoa import Block, Computed, Constant
 from oarlock.checkpoint.aoa.cutting import restrict
 from oarlock.checkpoint.boxes import Box
 from oarlock.checkpoint.derived import Derived, composed
-from oarlock.checkpoint.stored import PieceFile, StoredPiece, StoredTensor
+from oarlock.checkpoint.stored import PieceFile, StoredPiece, StoredTensor, tuples
 
 
 class Read(NamedTuple):
@@ -78,7 +78,7 @@ class Copy:
     def reads(self) -> Iterable[Read]:
         """What it reads."""
         pieces, boxes, _ = self.stored.columns(self.box)
-        return map(Read, repeat(self.stored), pieces, boxes)
+        return tuples(Read, repeat(self.stored), pieces, boxes)
 
     @property
     def num_bytes(self) -> int:
