@@ -1,0 +1,75 @@
+"""Python call stacks, cheap to take and kept once each: a stack is a number.
+
+stacks = StackTable()
+number = stacks.capture()
+for frame in stacks.frames(number):
+    print(f"{frame.filename}:{frame.line} {frame.name}")
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from types import CodeType
+from typing import NamedTuple
+
+_MOST_FRAMES = 96
+
+
+class Frame(NamedTuple):
+    """One level of a call stack: file, line (from 1), function."""
+
+    filename: str
+    line: int
+    name: str
+
+
+class StackTable:
+    """Call stacks by number; 0 is the empty one. Threads may share a table.
+
+    Taking a stack notes code and instruction of each level; files and lines are looked up only when it is read.
+    """
+
+    def __init__(self) -> None:
+        self._numbers: dict[tuple[int, ...], int] = {}
+        self._stacks: list[tuple[int, ...]] = [()]
+        self._codes: dict[int, CodeType] = {}  # keeps them alive: their addresses are part of the keys
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._stacks)
+
+    def capture(self, skip: int = 1) -> int:
+        """The number of the stack of the calling thread.
+
+        Args:
+            skip: innermost levels left out; 1 leaves out the call of this method only.
+        """
+        frame = sys._getframe(skip)
+        key: list[int] = []
+        codes = self._codes
+        while frame is not None and len(key) < 2 * _MOST_FRAMES:
+            code = frame.f_code
+            address = id(code)
+            if address not in codes:
+                codes[address] = code
+            key += (address, frame.f_lasti)
+            frame = frame.f_back
+        levels = tuple(key)
+        number = self._numbers.get(levels)
+        if number is None:
+            with self._lock:
+                number = self._numbers.setdefault(levels, len(self._stacks))
+                if number == len(self._stacks):
+                    self._stacks.append(levels)
+        return number
+
+    def frames(self, number: int) -> tuple[Frame, ...]:
+        """The levels of a stack, innermost first."""
+        levels = self._stacks[number]
+        return tuple(self._frame(self._codes[levels[i]], levels[i + 1]) for i in range(0, len(levels), 2))
+
+    def _frame(self, code: CodeType, instruction: int) -> Frame:
+        lines = list(code.co_positions())
+        line = lines[instruction // 2][0] if 0 <= instruction // 2 < len(lines) else None
+        return Frame(code.co_filename, line or code.co_firstlineno, code.co_qualname)
