@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from oarlock.checkpoint import (
     CheckpointError,
+    Shard,
     latest_checkpoint,
     list_checkpoints,
     load_checkpoint,
@@ -133,6 +134,18 @@ def test_views_that_only_overlap_are_not_tied(tmp_path: Path) -> None:
     loaded = load_checkpoint(path).tensors("g")
     assert_same(loaded, tensors)
     assert len({id(t) for t in loaded.values()}) == len(tensors)
+
+
+def test_a_tensor_called_like_a_part_of_another(tmp_path: Path) -> None:
+    """Files call the rows 2 and 3 of `w` `w@2,0`: a tensor of that name would take their place."""
+    halves = Shard.blocks(torch.arange(8.0).view(4, 2), (4, 2), 0, [(2, 4), (0, 2)])
+    with pytest.raises(ValueError, match="'w@2,0' is what a file calls a part of 'w'"):
+        save_checkpoint(tmp_path, 1, tensors={"m": {"w": halves, "w@2,0": torch.ones(2, 2)}})
+    path = save_checkpoint(tmp_path, 1, tensors={"m": {"w": halves, "w@4,0": torch.ones(2, 2)}})
+    assert load_checkpoint(path).tensors("m")["w@4,0"].sum() == 4
+    whole = {"w": torch.zeros(4, 2), "w@2,0": torch.ones(2, 2)}
+    path = save_checkpoint(tmp_path, 2, tensors={"m": whole})
+    assert torch.equal(load_checkpoint(path).tensors("m")["w"], whole["w"])
 
 
 def test_other_safetensors_readers_read_it(tmp_path: Path) -> None:

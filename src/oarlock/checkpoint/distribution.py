@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from oarlock.checkpoint.boxes import Box, explain_cover
 from oarlock.checkpoint.dtypes import dtype_name, dtype_of
-from oarlock.checkpoint.manifest import PieceEntry, TensorEntry
+from oarlock.checkpoint.manifest import PieceEntry, TensorEntry, piece_name
 from oarlock.checkpoint.shards import Shard
 from oarlock.digest import Digest64
 from oarlock.ranks import Ranks
@@ -80,10 +80,12 @@ def distribute(group: str, tables: Sequence[Table], max_bytes: int) -> GroupPlan
     A box that several ranks hold is written by the one with the fewest bytes so far, largest boxes first.
 
     Raises:
-        ValueError: ranks differ about a tensor's shape or dtype, or their boxes do not make up the tensor.
+        ValueError: ranks differ about a tensor's shape or dtype, or their boxes do not make up the tensor; or a tensor
+            is called as a file would call a part of another one.
     """
     holders = merge_tables(group, tables)
     stored = {name: holder for name, holder in holders.items() if not holder.same_as}
+    _check_names(group, stored)
     owned: list[list[tuple[str, Box]]] = [[] for _ in tables]
     place = {name: index for index, name in enumerate(stored)}
     for (name, box), rank in _choose(stored, len(tables)).items():
@@ -120,6 +122,18 @@ def merge_tables(group: str, tables: Sequence[Table]) -> dict[str, Holders]:
         ValueError: ranks differ about a tensor's shape or dtype, or their boxes do not make up the tensor.
     """
     return {name: _merge(group, name, tables) for name in dict.fromkeys(n for table in tables for n in table)}
+
+
+def _check_names(group: str, stored: Mapping[str, Holders]) -> None:
+    if not any("@" in name for name in stored):
+        return
+    for name, holders in stored.items():
+        for box in holders.ranks_of:
+            part = piece_name(name, holders.shape, box)
+            if part != name and part in stored:
+                raise ValueError(
+                    f"group {group!r}: {part!r} is what a file calls a part of {name!r}; rename the tensor {part!r}"
+                )
 
 
 def _merge(group: str, name: str, tables: Sequence[Table]) -> Holders:
