@@ -147,6 +147,30 @@ def test_only_own_left_overs_are_removed(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == sorted([*keep, "step-00000001"])
 
 
+def test_names_that_are_only_like_ours_are_left_alone(tmp_path: Path) -> None:
+    theirs = ["step-1", "step-0000001", "step-000000001", "step-00000001.0", "step-00000001.01", "step-\u0661"]
+    for name in theirs:
+        (tmp_path / name).mkdir()
+    (tmp_path / "step-00000001").touch()  # not a directory
+    (tmp_path / ".trash-step-00000001-0123456789ab").touch()
+    for step in (2, 3):
+        path = save_checkpoint(tmp_path, step, tensors=group(1), keep_last=1)
+    assert list_checkpoints(tmp_path) == [path]
+    assert sorted(os.listdir(tmp_path)) == sorted([*theirs, "step-00000001", "step-00000003"])
+
+
+def test_a_checkpoint_that_was_moved_and_linked(tmp_path: Path) -> None:
+    """Deleting it deletes the link, and later saves go on."""
+    first = save_checkpoint(tmp_path / "run", 1, tensors=group(1))
+    kept = first.rename(tmp_path / "kept")
+    first.symlink_to(kept)
+    assert list_checkpoints(tmp_path / "run") == [first]
+    for step in (2, 3):
+        save_checkpoint(tmp_path / "run", step, tensors=group(1), keep_last=1)
+    assert os.listdir(tmp_path / "run") == ["step-00000003"]
+    load_checkpoint(kept)
+
+
 def test_a_failed_deletion_is_only_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(path: Path) -> None:
         raise PermissionError(errno.EPERM, "Operation not permitted", str(path))

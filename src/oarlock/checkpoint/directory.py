@@ -24,13 +24,8 @@ _LOCK_UNSUPPORTED = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK
 
 def list_checkpoints(root: str | PathLike[str]) -> list[Path]:
     """The checkpoints in `root`, oldest step first; [] if there is no such folder. Damage is not looked for."""
-    try:
-        names = os.listdir(root)
-    except FileNotFoundError:
-        return []
-    found = sorted((key, name) for name in names if (key := parse_step_directory(name)))
-    newest = {step: name for (step, _), name in found}  # the highest generation of a step is the last one written
-    return [Path(root) / newest[step] for step in sorted(newest)]
+    newest = {step: path for (step, _), path in _generations(Path(root))}  # the highest of a step is the last written
+    return [newest[step] for step in sorted(newest)]
 
 
 def step_of(path: Path) -> int:
@@ -83,7 +78,7 @@ def tidy(root: Path) -> None:
     """Remove what killed saves left in `root`; only for the holder of the lock."""
     for name in os.listdir(root):
         if _LEFT_OVER.fullmatch(name):
-            shutil.rmtree(root / name)
+            _remove(root / name)
     for step in {step_of(path) for path in list_checkpoints(root)}:
         _keep_newest_generation(root, step)
 
@@ -122,9 +117,18 @@ def sync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
+def _generations(root: Path) -> list[tuple[tuple[int, int], Path]]:
+    """((step, generation), path) of all directories of checkpoints, in this order."""
+    try:
+        names = os.listdir(root)
+    except FileNotFoundError:
+        return []
+    found = [(key, root / name) for name in names if (key := parse_step_directory(name)) is not None]
+    return sorted(pair for pair in found if pair[1].is_dir())
+
+
 def _keep_newest_generation(root: Path, step: int) -> Path:
-    names = [name for name in os.listdir(root) if (parse_step_directory(name) or (-1,))[0] == step]
-    *older, newest = sorted((root / name for name in names), key=_generation)
+    *older, newest = [path for (of_step, _), path in _generations(root) if of_step == step]
     for path in older:
         _discard(path)
     plain = root / step_directory(step)
@@ -145,4 +149,12 @@ def _discard(path: Path) -> None:
     trash = path.parent / f".trash-{path.name}-{secrets.token_hex(6)}"
     os.rename(path, trash)
     sync_directory(path.parent)
-    shutil.rmtree(trash)
+    _remove(trash)
+
+
+def _remove(path: Path) -> None:
+    """Delete a directory; of a symbolic link to one, which somebody put in its place, only the link."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()

@@ -22,7 +22,7 @@ VERSION = 2
 MANIFEST_NAME = "oarlock.json"
 ADVICE = "restore it from a copy, or move it away and use the checkpoint before it"
 
-_STEP_DIRECTORY = re.compile(r"step-(\d+)(?:\.(\d+))?")
+_STEP_DIRECTORY = re.compile(r"step-([0-9]{8,})(?:\.([1-9][0-9]*))?")
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*")
 _DIGEST_LINE = re.compile(rb'"digest": "([0-9a-f]{16})"\n}\n\Z')
 
@@ -108,9 +108,10 @@ def step_directory(step: int, generation: int = 0) -> str:
 
 
 def parse_step_directory(name: str) -> tuple[int, int] | None:
-    """(step, generation) of a checkpoint directory's name, None for any other name."""
+    """(step, generation) of a checkpoint directory's name, None for any other name, however like it."""
     match = _STEP_DIRECTORY.fullmatch(name)
-    return (int(match[1]), int(match[2] or 0)) if match else None
+    key = (int(match[1]), int(match[2] or 0)) if match else None
+    return key if key and step_directory(*key) == name else None
 
 
 def check_plain_name(name: str, what: str) -> str:
