@@ -15,7 +15,7 @@
 #endif
 
 /* Raised with every change of this header; the Python side refuses another number. */
-#define OARLOCK_ABI 10
+#define OARLOCK_ABI 11
 
 #ifdef __cplusplus
 extern "C" {
@@ -325,6 +325,38 @@ OARLOCK_API oarlock_status oarlock_pool_num_calls(oarlock_pool* pool, uint64_t* 
 
 /* For tests, with OARLOCK_DRIVER_SIM: a held stream completes nothing until it is let go or waited for. */
 OARLOCK_API oarlock_status oarlock_pool_sim_hold(oarlock_pool* pool, uint64_t stream, int32_t held);
+
+/* ---- memory: replaying a trace of allocations against models of allocators ------------------------------------------
+ * Arithmetic only: what each would have taken, mapped and copied. Work is done `lag` events after it was queued. */
+typedef enum oarlock_allocator {
+    OARLOCK_ALLOCATOR_POOL = 0,       /* the pool itself, on OARLOCK_DRIVER_SIM */
+    OARLOCK_ALLOCATOR_CACHING = 1,    /* torch's caching allocator */
+    OARLOCK_ALLOCATOR_EXPANDABLE = 2, /* torch's expandable segments */
+    OARLOCK_ALLOCATOR_MEMMOVE = 3,    /* Paddle 3.3's compaction, which copies live data */
+} oarlock_allocator;
+
+typedef struct oarlock_replay_config {
+    uint64_t capacity;
+    uint64_t page_bytes; /* of large requests: pool, memmove: pages; caching: segments; expandable: handles */
+    uint64_t lag;
+    int32_t allocator; /* oarlock_allocator */
+} oarlock_replay_config;
+
+typedef struct oarlock_replay_result {
+    int64_t failed_at; /* the event that was out of memory, and the last one; -1: none */
+    int64_t peak_reserved_bytes;
+    int64_t mapped_bytes; /* from the device, or anew from elsewhere */
+    int64_t unmapped_bytes;
+    int64_t copied_bytes; /* live data */
+    int64_t num_device_syncs;
+    int64_t num_stream_syncs; /* for one stream or event */
+    int64_t num_rounds;       /* requests that new memory alone did not meet */
+} oarlock_replay_result;
+
+/* Events by columns: actions 0 allocate, 1 free, 2 also used by the stream; ids count the allocations from 0. */
+OARLOCK_API oarlock_status oarlock_replay(const uint8_t* actions, const uint32_t* ids, const int64_t* sizes,
+                                          const uint32_t* streams, int64_t count, const oarlock_replay_config* config,
+                                          oarlock_replay_result* result);
 
 #ifdef __cplusplus
 }

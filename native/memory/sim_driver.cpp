@@ -1,5 +1,7 @@
 #include "memory/sim_driver.h"
 
+#include <algorithm>
+
 namespace oarlock::memory {
 
 void SimDriver::hold(uint64_t stream, bool held) {
@@ -73,19 +75,21 @@ bool SimDriver::record(uint64_t stream, uint64_t* event) {
     const std::lock_guard<std::mutex> guard(events_mutex_);
     *event = ++next_event_;
     const auto it = held_.find(stream);
-    events_[*event] = {stream, it != held_.end() && it->second};
+    events_[*event] = {stream, clock_ + lag_, it != held_.end() && it->second};
     return true;
 }
 
 bool SimDriver::done(uint64_t event) {
     const std::lock_guard<std::mutex> guard(events_mutex_);
-    return !events_.at(event).pending;
+    const Marker& marker = events_.at(event);
+    return !marker.pending && marker.due <= clock_;
 }
 
 bool SimDriver::wait(uint64_t event) {
     const std::lock_guard<std::mutex> guard(events_mutex_);
     // The stream gets as far as this event: the earlier ones are done too.
     const uint64_t stream = events_.at(event).stream;
+    clock_ = std::max(clock_, events_.at(event).due);
     for (auto& [other, marker] : events_) {
         marker.pending = marker.pending && !(marker.stream == stream && other <= event);
     }

@@ -14,6 +14,9 @@ class SimDriver final : public Driver {
 
     // While held, the stream's new events stay pending; letting go completes them.
     void hold(uint64_t stream, bool held);
+    // From now on an event is done `lag` ticks after it was recorded, or once it was waited for.
+    void set_lag(uint64_t lag) { lag_ = lag; }
+    void tick() { clock_++; }
 
     uint64_t granularity() const override { return 512; }
     bool has_streams() const override { return true; }
@@ -44,6 +47,7 @@ class SimDriver final : public Driver {
     };
     struct Marker {
         uint64_t stream;
+        uint64_t due;
         bool pending;
     };
     const uint64_t page_bytes_;
@@ -51,6 +55,8 @@ class SimDriver final : public Driver {
     uint64_t next_page_ = 0;
     uint64_t next_event_ = 0;
     uint32_t num_devices_ = 1;
+    uint64_t lag_ = 0;
+    uint64_t clock_ = 0;
     std::unordered_map<uint64_t, uint64_t> where_;    // page -> address, 0 where it is mapped nowhere
     std::unordered_map<uint64_t, Mapping> mappings_;  // address -> page
     std::mutex events_mutex_;                         // wait() is called without the pool's lock

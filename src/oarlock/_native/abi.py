@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 
-ABI = 10
+ABI = 11
 """``OARLOCK_ABI`` of the header that this file mirrors."""
 
 
@@ -149,6 +149,35 @@ class PoolBlock(ctypes.Structure):
     ]
 
 
+class ReplayConfig(ctypes.Structure):
+    """An allocator to replay a trace against: see ``oarlock_replay_config`` in the C header."""
+
+    _fields_ = [
+        ("capacity", ctypes.c_uint64),
+        ("page_bytes", ctypes.c_uint64),
+        ("lag", ctypes.c_uint64),
+        ("allocator", ctypes.c_int32),
+    ]
+
+
+REPLAY_FIGURES = (
+    "failed_at",
+    "peak_reserved_bytes",
+    "mapped_bytes",
+    "unmapped_bytes",
+    "copied_bytes",
+    "num_device_syncs",
+    "num_stream_syncs",
+    "num_rounds",
+)
+
+
+class ReplayResult(ctypes.Structure):
+    """What the allocator did: see ``oarlock_replay_result`` in the C header."""
+
+    _fields_ = [(name, ctypes.c_int64) for name in REPLAY_FIGURES]
+
+
 PRESSURE = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64, ctypes.c_uint64)
 """``oarlock_pressure`` in the C header."""
 
@@ -258,4 +287,13 @@ SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "oarlock_pool_fail_calls": (ctypes.c_int, [ctypes.c_void_p, *[ctypes.c_uint64] * 2]),
     "oarlock_pool_num_calls": (ctypes.c_int, [ctypes.c_void_p, ctypes.POINTER(ctypes.c_uint64)]),
     "oarlock_pool_sim_hold": (ctypes.c_int, [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_int32]),
+    "oarlock_replay": (
+        ctypes.c_int,
+        [
+            *[ctypes.c_void_p] * 4,
+            ctypes.c_int64,
+            ctypes.POINTER(ReplayConfig),
+            ctypes.POINTER(ReplayResult),
+        ],
+    ),
 }
