@@ -3,9 +3,6 @@
 import itertools
 import json
 import math
-import os
-import secrets
-import shutil
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +12,8 @@ import torch
 from oarlock.checkpoint.aoa import AOA, Relation, TensorSpec
 from oarlock.checkpoint.boxes import Box
 from oarlock.checkpoint.derived import Derived
-from oarlock.checkpoint.directory import sync_directory
 from oarlock.checkpoint.distribution import file_names, split
+from oarlock.checkpoint.draft import draft
 from oarlock.checkpoint.dtypes import SAFETENSORS_NAMES, dtype_name
 from oarlock.checkpoint.export import STEP_BYTES
 from oarlock.checkpoint.manifest import (
@@ -96,7 +93,7 @@ class Conversion:
         others: Mapping[str, bytes],
         progress: Callable[[int], None],
     ) -> None:
-        """Write the folder under a temporary name, sync it and rename it.
+        """Write the folder as a draft, sync it and rename it; what a killed run left of an earlier draft is removed.
 
         Args:
             folder: must not exist.
@@ -106,21 +103,11 @@ class Conversion:
             progress: called with the bytes of data written since the last call.
 
         Raises:
-            CheckpointError: the folder exists, or the source is damaged; OSError: the disk is full. Nothing is left.
+            CheckpointError: the folder exists or is being written, or the source is damaged; OSError: the disk is full.
+                Nothing is left.
         """
-        if os.path.lexists(folder):
-            raise CheckpointError(f"{folder} exists; name a folder that does not")
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        temporary = folder.parent / f".{folder.name}.tmp-{secrets.token_hex(6)}"
-        temporary.mkdir()
-        try:
+        with draft(folder) as temporary:
             self._fill(temporary, max_bytes, manifest, others, progress)
-            sync_directory(temporary)
-            os.rename(temporary, folder)
-        except BaseException:
-            shutil.rmtree(temporary, ignore_errors=True)
-            raise
-        sync_directory(folder.parent)
 
     def _fill(
         self,
@@ -130,9 +117,21 @@ class Conversion:
         others: Mapping[str, bytes],
         progress: Callable[[int], None],
     ) -> None:
+        """The index comes first and config.json last, so half a folder is neither a set of files nor a model."""
         entries: dict[str, FileEntry] = {}
         checked: dict[Path, set[int]] = {}
         files = self.files(max_bytes)
+        homes = {name: file_name for file_name, names in files.items() for name in names}
+
+        def write(name: str, data: bytes) -> None:
+            with HashedFile(folder / name) as file:
+                file.write(data)
+            entries[name] = file.entry
+
+        if len(files) > 1:
+            total = sum(output.num_bytes for output in self.outputs.values())
+            index = {"metadata": {"total_size": total}, "weight_map": homes}
+            write(f"{GROUP}.safetensors.index.json", json.dumps(index, indent=1).encode())
         for file_name, names in files.items():
             header, ordered = self.header(names)
             with HashedFile(folder / file_name) as file:
@@ -143,16 +142,8 @@ class Conversion:
                         file.write(tensor_bytes(rows).data)
                         progress(rows.numel() * rows.dtype.itemsize)
             entries[file_name] = file.entry
-        homes = {name: file_name for file_name, names in files.items() for name in names}
-        small = dict(others)
-        if len(files) > 1:
-            total = sum(output.num_bytes for output in self.outputs.values())
-            index = {"metadata": {"total_size": total}, "weight_map": homes}
-            small[f"{GROUP}.safetensors.index.json"] = json.dumps(index, indent=1).encode()
-        for name, data in small.items():
-            with HashedFile(folder / name) as file:
-                file.write(data)
-            entries[name] = file.entry
+        for name in sorted(others, key=lambda name: name == "config.json"):
+            write(name, others[name])
         if manifest:
             tensors = {
                 name: TensorEntry(

@@ -4,6 +4,7 @@ from os import PathLike
 from pathlib import Path
 
 from oarlock.checkpoint.dcp import METADATA, open_dcp
+from oarlock.checkpoint.gguf import is_gguf, open_gguf
 from oarlock.checkpoint.huggingface import open_safetensors
 from oarlock.checkpoint.manifest import MANIFEST_NAME
 from oarlock.checkpoint.reader import load_checkpoint
@@ -11,11 +12,12 @@ from oarlock.checkpoint.source import TensorSource
 
 
 def open_tensors(path: str | PathLike[str], group: str = "model") -> TensorSource:
-    """The tensors of a checkpoint, of a directory of torch DCP, of a Hugging Face folder, or of a safetensors file.
+    """The tensors of a checkpoint, of a directory of torch DCP, a Hugging Face folder, a safetensors or GGUF file.
 
     Args:
         path: a checkpoint's directory (`oarlock.json`), one that torch.distributed.checkpoint saved (`.metadata`), a
-            folder of .safetensors files, or one such file.
+            folder of .safetensors files, one such file, or a GGUF file (its quantised tensors become float32; see
+            open_gguf).
         group: which group of a checkpoint; the others have no groups.
 
     Raises:
@@ -26,4 +28,6 @@ def open_tensors(path: str | PathLike[str], group: str = "model") -> TensorSourc
         return load_checkpoint(path, verify="read").source(group)
     if (path / METADATA).is_file():
         return open_dcp(path)
+    if is_gguf(path):
+        return open_gguf(path)
     return open_safetensors(path)

@@ -1,4 +1,4 @@
-"""`oarlock convert SRC DST`: rewrite a checkpoint, a Hugging Face folder or a directory of torch DCP as another."""
+"""`oarlock convert SRC DST`: rewrite a checkpoint, a Hugging Face folder, torch DCP or a GGUF file as another."""
 
 import argparse
 import json
@@ -30,7 +30,9 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         description="Rewrite tensors of any format that Oarlock reads, some rows at a time. DST appears complete, or "
         "not at all.",
     )
-    parser.add_argument("source", type=Path, metavar="SRC", help="checkpoint, Hugging Face folder, DCP, .safetensors")
+    parser.add_argument(
+        "source", type=Path, metavar="SRC", help="checkpoint, Hugging Face folder, DCP, .safetensors, .gguf"
+    )
     parser.add_argument("destination", type=Path, metavar="DST", help="folder to create")
     layout = parser.add_mutually_exclusive_group()
     layout.add_argument("--aoa", type=Path, metavar="FILE", help="program from SRC's names to DST's (docs/aoa.md)")
@@ -48,18 +50,16 @@ def run(args: argparse.Namespace) -> int:
     """Convert and print the report."""
     import torch
 
-    from oarlock.checkpoint import open_tensors
     from oarlock.checkpoint.conversion import plan, unnamed
 
     if args.destination.exists():
         raise ValueError(f"{args.destination} exists; name a folder that does not")
-    source = open_tensors(args.source)
+    source, others, notes = _opened(args)
     dtype = getattr(torch, args.dtype) if args.dtype else None
     conversion = plan(source, _program(args, source), dtype)
     if args.to == "hf" and (names := unnamed(conversion)):
         found = conversion.outputs[names[0]].dtype
         raise ValueError(f"safetensors has no name for {found} of {names[0]!r}; cast it by --aoa, or use --to sharded")
-    others = _companions(args.source, args.dtype)
     if not args.dry_run:
         total = sum(output.num_bytes for output in conversion.outputs.values())
         with _bar(total) as progress:
@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
                 others=others,
                 progress=progress,
             )
-    print(_report(args, conversion, list(others)))
+    print("\n".join([_report(args, conversion, list(others)), *notes]))
     return 0
 
 
@@ -81,6 +81,20 @@ def parse_size(text: str) -> int:
     if match is None or unit not in _UNITS or not int(match[1]):
         raise argparse.ArgumentTypeError(f"{text!r} is no size such as 4GB, 500MB or 2GiB")
     return int(match[1]) * _UNITS[unit]
+
+
+def _opened(args: argparse.Namespace) -> tuple["TensorSource", dict[str, bytes], list[str]]:
+    """The tensors, the files that belong to them, and lines for the report."""
+    from oarlock.checkpoint import open_tensors
+    from oarlock.checkpoint.gguf import is_gguf
+
+    if args.aoa or not is_gguf(args.source):
+        return open_tensors(args.source), _companions(args.source, args.dtype), []
+    from oarlock.models.gguf import GgufModel
+
+    model = GgufModel(args.source)
+    files, problems = model.files(args.dtype)
+    return model.source(), files, [*model.dequantised(), *problems]
 
 
 def _program(args: argparse.Namespace, source: "TensorSource") -> str | None:

@@ -1,4 +1,4 @@
-"""`oarlock inspect DIR`: the tensors of a checkpoint, a Hugging Face folder or a directory of torch DCP."""
+"""`oarlock inspect DIR`: the tensors of a checkpoint, a Hugging Face folder, torch DCP or a GGUF file."""
 
 import argparse
 import json
@@ -17,7 +17,9 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         help="tensors, sizes and checksums of a checkpoint or a Hugging Face folder",
         description="Show tensors, shapes, dtypes, pieces and ties. Only headers are read, unless --verify.",
     )
-    parser.add_argument("path", type=Path, metavar="DIR", help="checkpoint, Hugging Face folder, DCP, .safetensors")
+    parser.add_argument(
+        "path", type=Path, metavar="DIR", help="checkpoint, Hugging Face folder, DCP, .safetensors, .gguf"
+    )
     parser.add_argument("--verify", action="store_true", help="compare all bytes with their digests")
     parser.add_argument("--json", action="store_true", help="print one JSON object with every tensor")
     parser.add_argument("--html", type=Path, metavar="PATH", help="also write an HTML page")
@@ -69,6 +71,7 @@ def describe(path: Path, *, verify: bool) -> dict[str, Any]:
                     "group": group,
                     "name": name,
                     "dtype": str(tensor.dtype).removeprefix("torch."),
+                    "computed_from": _computed_from(tensor),
                     "shape": list(tensor.shape),
                     "bytes": math.prod(tensor.shape) * tensor.dtype.itemsize if tie == name else 0,
                     "pieces": len(getattr(tensor, "pieces", ())) or 1,
@@ -76,6 +79,17 @@ def describe(path: Path, *, verify: bool) -> dict[str, Any]:
                 }
             )
     return {"path": str(path), "checksums": checksums, "files": sizes, "tensors": tensors, "tree": _tree(tensors)}
+
+
+def _computed_from(tensor: Any) -> str | None:
+    """The quantised type that a tensor's values are computed from."""
+    from oarlock.checkpoint.aoa.quantized import Computed
+    from oarlock.checkpoint.derived import Derived
+
+    if not isinstance(tensor, Derived):
+        return None
+    sources = [block.source for block in tensor.relation.blocks]
+    return next((str(source).partition("(")[0] for source in sources if isinstance(source, Computed)), None)
 
 
 def printable(text: str) -> str:
@@ -103,7 +117,8 @@ def _rows(found: dict[str, Any]) -> list[list[str]]:
         name = re.sub(r"\d+", "*", f"{tensor['group']}: {tensor['name']}")
         shape = " x ".join(map(str, tensor["shape"])) or "scalar"
         tie = re.sub(r"\d+", "*", tensor["same_as"] or "")
-        entry = kinds.setdefault((name, tensor["dtype"], shape, str(tensor["pieces"]), tie), [0, 0])
+        dtype = tensor["dtype"] + (f" of {tensor['computed_from']}" if tensor["computed_from"] else "")
+        entry = kinds.setdefault((name, dtype, shape, str(tensor["pieces"]), tie), [0, 0])
         entry[0] += 1
         entry[1] += tensor["bytes"]
     rows = [[printable(text) for text in key] + [str(n), format_bytes(size)] for key, (n, size) in kinds.items()]

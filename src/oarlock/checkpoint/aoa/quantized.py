@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import TYPE_CHECKING
 
 import torch
@@ -41,7 +42,7 @@ class Computed:
     dtype: torch.dtype
     inputs: tuple[Relation, ...]
     block: tuple[int, ...]
-    units: tuple[tuple[tuple[int, int], ...], ...]
+    units: tuple[tuple[tuple[int, int | Fraction], ...], ...]
     compute: Callable[..., Tensor]
 
     def hull(self, offset: Sequence[int], size: Sequence[int]) -> Box:
