@@ -1,7 +1,8 @@
 """What the processes of a job tell each other: JSON texts, gathered as tensors of bytes (no pickle)."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Self
 
 import torch
@@ -11,6 +12,10 @@ from torch import Tensor
 
 class JobError(RuntimeError):
     """The processes of a job cannot start or go on together; the message says which, and what to do."""
+
+
+class OtherRankFailed(RuntimeError):
+    """This process has stopped because another one could not go on; that one says why."""
 
 
 class Ranks:
@@ -57,8 +62,42 @@ class Ranks:
         dist.all_gather(texts, padded, group=self._group)
         return [json.loads(bytes(t[: int(n)].cpu().numpy())) for t, n in zip(texts, sizes, strict=True)]
 
+    def all_well(self, well: bool) -> bool:
+        """Whether all ranks say so; also a barrier.
+
+        Raises:
+            RuntimeError: from torch.distributed, when a process is gone or late.
+        """
+        if self.size == 1:
+            return well
+        votes = torch.tensor([well], dtype=torch.int32, device=communication_device(self._group))
+        dist.all_reduce(votes, dist.ReduceOp.MIN, group=self._group)
+        return bool(votes.item())
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """All ranks get through the block, or none does; they may exchange bytes in it.
+
+        A rank that fails before an exchange or the end of the block tells the others, who wait for it there.
+
+        Raises:
+            OtherRankFailed: another rank failed. Any error of this rank.
+        """
+        try:
+            yield
+        except OtherRankFailed:
+            raise
+        except BaseException:
+            self.all_well(False)
+            raise
+        self._go_on()
+
+    def _go_on(self) -> None:
+        if not self.all_well(True):
+            raise OtherRankFailed("another rank failed")
+
     def exchange(self, outgoing: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
-        """Send bytes from every rank to every rank; all ranks call it.
+        """Send bytes from every rank to every rank; all ranks call it, in a block of `together`.
 
         Args:
             outgoing: per receiver, uint8 [n] on the CPU.
@@ -68,13 +107,37 @@ class Ranks:
             Per sender, uint8 [n] on the CPU.
 
         Raises:
+            OtherRankFailed: another rank has left the block; nothing was sent.
             RuntimeError: from torch.distributed, when a process is gone or late.
         """
         device = communication_device(self._group)
         received = torch.empty(sum(sizes), dtype=torch.uint8, device=device)
         sent = torch.cat(list(outgoing)).to(device)
+        self._go_on()
         dist.all_to_all_single(received, sent, list(sizes), [len(part) for part in outgoing], group=self._group)
         return list(received.cpu().split(list(sizes)))
+
+    @property
+    def device(self) -> torch.device:
+        """Where tensors must lie to be sent."""
+        return communication_device(self._group)
+
+    def start(self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, Tensor]) -> list[dist.Work]:
+        """Begin to send bytes to some ranks and to receive from some, point to point as one group; `wait` for each.
+
+        Args:
+            outgoing, incoming: peer -> uint8 [n], contiguous, on `device`; the peer names this rank in turn, with the
+                same n. Empty on a rank that has nothing to do.
+        """
+        operations = [
+            dist.P2POp(what, tensor, self._global(peer), self._group)
+            for what, tensors in ((dist.isend, outgoing), (dist.irecv, incoming))
+            for peer, tensor in tensors.items()
+        ]
+        return dist.batch_isend_irecv(operations) if operations else []
+
+    def _global(self, rank: int) -> int:
+        return rank if self._group is None else dist.get_global_rank(self._group, rank)
 
 
 def communication_device(group: dist.ProcessGroup | None) -> torch.device:

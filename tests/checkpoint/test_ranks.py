@@ -1,8 +1,10 @@
 """Two real processes save and load together; when one fails, both say so and nothing appears."""
 
+import itertools
 import json
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,8 @@ import torch.distributed as dist
 
 from oarlock.checkpoint import CheckpointError, Shard, load_checkpoint, save_checkpoint
 from oarlock.checkpoint.content import Content
+from oarlock.checkpoint.export import ExportPlan, _Part
+from oarlock.checkpoint.tensor_file import HashedFile
 from process_group import run_ranks
 
 
@@ -107,6 +111,58 @@ def test_a_failing_rank_fails_all(root: Path, results: list[dict[str, Any]]) -> 
     assert os.listdir(root) == ["step-00000001"]
 
 
+def failing_after(calls: int, real: Callable[..., Any], error: BaseException) -> Callable[..., Any]:
+    """A stand-in for `real` that raises when it was called so often."""
+    left = itertools.count(-calls)
+
+    def stand_in(*args: Any, **options: Any) -> Any:
+        if next(left) >= 0:
+            raise error
+        return real(*args, **options)
+
+    return stand_in
+
+
+def fail_in_an_exchange(root: str) -> list[str]:
+    """Rank 1 cannot go on while whole tensors are put together; rank 0 must not wait for gloo to lose patience."""
+    rank = dist.get_rank()
+    parts = [Shard.box(torch.full((1, 1000), float(rank + i)), (2, 1000), (rank, 0)) for i in range(6)]
+    model = dict(zip("abcd", parts, strict=False))
+    options = {"tensors": {"optimizer": {"m": parts[4]}, "model": model, "other": {"e": parts[5], "f": parts[4]}}}
+    options |= {"hf": {"model": "", "other": ""}, "max_shard_bytes": 8000}
+    errors = [RuntimeError("broken"), MemoryError("broken"), OSError(28, "broken"), KeyError("broken")]
+    places = [(_Part, "pack"), (_Part, "unpack"), (ExportPlan, "_assemble"), (ExportPlan, "_parts"), (torch, "cat")]
+    found = []
+    for step, (owner, name) in enumerate([*places, (HashedFile, "write"), (HashedFile, "__exit__")]):
+        for late, error in itertools.product((0, 1), errors):
+            real = getattr(owner, name)
+            if rank == 1:
+                setattr(owner, name, failing_after(late, real, error))
+            try:
+                saved = save_checkpoint(root, step, **options, wait=bool(late))
+                found.append(str(saved if isinstance(saved, Path) else saved.result()))
+            except (RuntimeError, MemoryError, OSError, KeyError) as caught:
+                found.append(f"{type(caught).__name__}: {caught}")
+            finally:
+                setattr(owner, name, real)
+    path = save_checkpoint(root, 99, **options)
+    assert load_checkpoint(path).tensors("other")["f"][:, 0].tolist() == [4, 5]
+    return found
+
+
+def test_a_rank_that_fails_in_an_exchange(root: Path, results: list[dict[str, Any]]) -> None:
+    ours, theirs = [result["fail_in_an_exchange"] for result in results]
+    assert len(ours) == len(theirs) == 7 * 2 * 4
+    for here, there in zip(ours, theirs, strict=True):
+        assert "broken" in there
+        assert here.startswith("CheckpointError: saving step")
+        assert ": rank 1: " in here
+        assert "broken" in here
+        assert "rank 0" not in here
+        assert "OtherRankFailed" not in here + there
+    assert os.listdir(root / "fail_in_an_exchange") == ["step-00000099"]
+
+
 def save_in_two_groups(root: str) -> list[str]:
     groups = [dist.new_group([rank]) for rank in range(2)]
     rank = dist.get_rank()
@@ -190,7 +246,7 @@ def test_a_lost_rank(root: Path, results: list[dict[str, Any]]) -> None:
 def work(root: str) -> dict[str, Any]:
     """All of the above in one pair of processes, because starting them takes longer than the work."""
     dist.init_process_group("gloo")
-    parts = (save_and_load, fail_in_every_way, save_in_two_groups, save_copies)
+    parts = (save_and_load, fail_in_every_way, fail_in_an_exchange, save_in_two_groups, save_copies)
     results = {part.__name__: part(f"{root}/{part.__name__}") for part in parts}
     if dist.get_rank() == 1:
         print(json.dumps(results))

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from oarlock.checkpoint.manifest import CheckpointError
-from oarlock.ranks import Ranks
+from oarlock.ranks import OtherRankFailed, Ranks
 
 
 def all_or_none(ranks: Ranks, action: Callable[[], Any], failure: str) -> list[Any]:
@@ -20,12 +20,13 @@ def all_or_none(ranks: Ranks, action: Callable[[], Any], failure: str) -> list[A
     except BaseException as caught:
         error = caught
     try:
-        reports = ranks.gather({"value": value, "error": None if error is None else describe_error(error)})
+        told = None if error is None or isinstance(error, OtherRankFailed) else describe_error(error)
+        reports = ranks.gather({"value": value, "error": told})
     except RuntimeError as lost:  # what torch.distributed raises when a process is gone or late
         reason = str(lost).partition("\n")[0]
         raise CheckpointError(f"{failure}: lost contact with another rank ({reason})") from (error or lost)
     try:
-        if error is not None and not isinstance(error, (OSError, CheckpointError)):
+        if error is not None and not isinstance(error, (OSError, CheckpointError, OtherRankFailed)):
             raise error
         reasons = {rank: report["error"] for rank, report in enumerate(reports) if report["error"]}
         if reasons:

@@ -103,11 +103,15 @@ class Content:
             What the manifest says about them, JSON-able: `files`, `rank_tensors` and `copies`.
         """
         files = _Files(folder)
+        exports = [content for content in self.groups.values() if isinstance(content.plan, ExportPlan)]
+        if exports:
+            with ranks.together():
+                for content in exports:
+                    assert isinstance(content.plan, ExportPlan)
+                    for name, entry in content.plan.write(folder, ranks, content.pieces).items():
+                        files.record(name, entry)
         for content in self.groups.values():
-            if isinstance(content.plan, ExportPlan):
-                for name, entry in content.plan.write(folder, ranks, content.pieces).items():
-                    files.record(name, entry)
-            else:
+            if isinstance(content.plan, GroupPlan):
                 files.add_group(content, self.rank)
             if content.plan.files[0].rank == self.rank and (weight_map := content.plan.weight_map):
                 index = {"metadata": {"total_size": content.plan.num_bytes}, "weight_map": weight_map}

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -106,18 +106,18 @@ class ExportPlan:
         return [(name, box) for name, boxes in self.senders.items() for box, sender in boxes.items() if sender == rank]
 
     def write(self, folder: Path, ranks: Ranks, pieces: Pieces) -> dict[str, FileEntry]:
-        """Write this rank's files; all ranks call it, with the boxes that they own.
+        """Write this rank's files; all ranks call it, with the boxes that they own, in a block of `ranks.together`.
 
         Raises:
-            OSError: a file could not be written. The other ranks are not held up by that.
+            OSError: a file could not be written. OtherRankFailed: another rank failed.
         """
-        out = _Output(folder, self)
-        for steps in zip_longest(*(self._steps(rank) for rank in range(ranks.size))):
-            parts = [[] if step is None else list(self._parts(step)) for step in steps]
-            received = self._exchange(ranks, steps, parts, pieces)
-            if (step := steps[ranks.rank]) is not None:
-                out.write(step, self._assemble(step, parts[ranks.rank], ranks.rank, received, pieces))
-        return out.close()
+        with _Output(folder, self) as out:
+            for steps in zip_longest(*(self._steps(rank) for rank in range(ranks.size))):
+                parts = [[] if step is None else list(self._parts(step)) for step in steps]
+                received = self._exchange(ranks, steps, parts, pieces)
+                if (step := steps[ranks.rank]) is not None:
+                    out.write(step, self._assemble(step, parts[ranks.rank], ranks.rank, received, pieces))
+        return out.entries
 
     def _steps(self, rank: int) -> Iterator["_Step"]:
         for file in self.files:
@@ -224,45 +224,39 @@ class _Part(NamedTuple):
 
 
 class _Output:
-    """This rank's files, one after the other. An error is kept until the end: other ranks count on the exchange."""
+    """This rank's files, one after the other."""
 
     def __init__(self, folder: Path, plan: ExportPlan) -> None:
+        self.entries: dict[str, FileEntry] = {}
         self._folder = folder
         self._plan = plan
         self._file: FilePlan | None = None
         self._open: HashedFile | None = None
-        self._entries: dict[str, FileEntry] = {}
-        self._error: OSError | None = None
+
+    def __enter__(self) -> Self:
+        return self
 
     def write(self, step: _Step, rows: Tensor) -> None:
         """Append rows to the file of a step."""
-        if self._error is not None:
-            return
-        try:
-            if step.file is not self._file:
-                self._finish()
-                self._file = step.file
-                self._open = HashedFile(self._folder / step.file.name).__enter__()
-                self._open.write(lay_out(self._plan.specs(step.file))[0])
-            assert self._open is not None
-            self._open.write(tensor_bytes(rows).data)
-        except OSError as error:
-            self._error = error
+        if step.file is not self._file:
+            self._finish()
+            self._file = step.file
+            self._open = HashedFile(self._folder / step.file.name).__enter__()
+            self._open.write(lay_out(self._plan.specs(step.file))[0])
+        assert self._open is not None
+        self._open.write(tensor_bytes(rows).data)
 
-    def close(self) -> dict[str, FileEntry]:
-        """What has been written; raises the first error."""
-        if self._error is not None:
-            if self._open is not None:
-                self._open.__exit__(OSError, self._error, None)
-            raise self._error
-        self._finish()
-        return self._entries
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self._finish()
+        elif self._open is not None:
+            self._open.__exit__(kind)
 
     def _finish(self) -> None:
         if self._open is not None and self._file is not None:
             done, self._open = self._open, None
-            done.__exit__(None, None, None)
-            self._entries[self._file.name] = done.entry
+            done.__exit__(None)
+            self.entries[self._file.name] = done.entry
 
 
 def plan_export(group: str, text: str, tables: Sequence[Table], max_bytes: int) -> ExportPlan:
