@@ -98,6 +98,11 @@ def test_odd_sources(tmp_path: Path) -> None:
             assert found[name].is_contiguous()
 
 
+def made_in_inference_mode(*shape: int) -> torch.Tensor:
+    with torch.inference_mode():
+        return torch.zeros(*shape)
+
+
 def test_odd_destinations(tmp_path: Path) -> None:
     whole = {"a": torch.arange(12.0).view(3, 4), "s": torch.tensor(5.0), "none": torch.zeros(3, 0, 2)}
     saved = load_checkpoint(save_checkpoint(tmp_path, 1, tensors={"m": whole}), verify="read")
@@ -122,6 +127,9 @@ def test_odd_destinations(tmp_path: Path) -> None:
         (torch.zeros(3, 4, device="meta"), "meta tensor without memory"),
         (torch.zeros(3, 1).expand(3, 4), r"expanded \(strides \[1, 0\]\)"),
         (torch.zeros(4, 3), r"the checkpoint has shape \[3, 4\], the destination \[4, 3\]"),
+        (torch.zeros(9).as_strided((3, 4), (2, 1)), r"share memory \(shape \[3, 4\], strides \[2, 1\]\)"),
+        (torch.zeros(3, 4).to_sparse(), r"not dense \(torch.sparse_coo"),
+        (made_in_inference_mode(3, 4), "made in inference mode"),
     ):
         scalar = torch.zeros(())
         with pytest.raises(CheckpointError, match=message):
@@ -129,6 +137,34 @@ def test_odd_destinations(tmp_path: Path) -> None:
         assert scalar == 0, "nothing was changed"
     empty = Shard.box(torch.zeros(0, 4), (3, 4), (3, 0))
     assert saved.load("m", {"a": empty}, strict="destination").bytes_needed == 0
+
+
+@pytest.mark.parametrize("aoa", [None, "z -> z ; x -> x ; r -> r"])
+def test_destinations_whose_memory_holds_other_bits(tmp_path: Path, aoa: str | None) -> None:
+    """A conjugate view and its imaginary part are lazy: their memory has the opposite signs."""
+    tensors = {"z": torch.randn(3, 2, dtype=torch.complex64), "x": torch.randn(3, 2), "r": torch.ones(1)}
+    saved = load_checkpoint(save_checkpoint(tmp_path, 1, tensors={"m": tensors}), verify="read")
+    memory = torch.zeros(2, 3, 2, dtype=torch.complex64)
+    found = {"r": torch.zeros(1), "z": memory[0].conj(), "x": memory[1].conj().imag}
+    saved.load("m", found, aoa=aoa)
+    assert torch.equal(memory[0].conj(), tensors["z"])
+    assert torch.equal(memory[1].imag, -tensors["x"])
+
+
+@pytest.mark.parametrize("dtype", [torch.uint4, torch.int4, torch.uint1, torch.bits8, torch.bits16])
+def test_dtypes_that_torch_can_only_hold(tmp_path: Path, dtype: torch.dtype) -> None:
+    data = torch.arange(250 * dtype.itemsize, dtype=torch.uint8).view(dtype).view(5, 50)
+    saved = load_checkpoint(save_checkpoint(tmp_path, 1, tensors={"m": {"w": data}}), verify="read")
+    bits = {1: torch.uint8, 2: torch.int16}[dtype.itemsize]
+    assert torch.equal(saved.tensors("m")["w"].view(bits), data.view(bits))
+    part = torch.zeros(20, 5, dtype=bits).view(dtype)
+    saved.load("m", {"part": part}, aoa="w[:, 10:30]^T -> part")
+    assert torch.equal(part.view(bits), data.view(bits)[:, 10:30].T)
+    whole = torch.zeros(5, 50)
+    for aoa in (None, "w -> w"):
+        with pytest.raises(ValueError if aoa else CheckpointError, match=rf"torch has .*{dtype}".replace("torch.", "")):
+            saved.load("m", {"w": whole}, cast=True, aoa=aoa)
+    assert not whole.any()
 
 
 def test_more_than_two_to_the_32_elements(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from oarlock.checkpoint.aoa import AOA, Program, TensorSpec
 from oarlock.checkpoint.aoa.values import State
 from oarlock.checkpoint.boxes import Box
 from oarlock.checkpoint.derived import Derived
+from oarlock.checkpoint.destinations import unfit, unusable
 from oarlock.checkpoint.manifest import CheckpointError
 from oarlock.checkpoint.mapped_file import ascending
 from oarlock.checkpoint.shards import Shard, find_ties
@@ -117,7 +118,7 @@ class LoadPlan:
         self._ties = find_ties(destinations)
         self._problems: list[str] = []
         self._fillings: dict[str, Filling] = {}
-        self._doubts: list[Tie] = []
+        self.doubts: list[Tie] = []
         self.transfers: list[Transfer] = []
         self.reads: list[Read] = []
         self.report = LoadReport()
@@ -129,7 +130,7 @@ class LoadPlan:
                 self.report.missing.append(name)
                 continue
             source = self._stored[name]
-            if problem := _unfit(source, shard, self._cast) or _unusable(shard.tensor):
+            if problem := unfit(source, shard, self._cast) or unusable(shard.tensor):
                 self._problems.append(f"{name}: {problem}")
                 continue
             self._fill(name, shard, partial(transfers, source), id(source))
@@ -145,7 +146,7 @@ class LoadPlan:
             if program.kept(name) or name not in program.tensors:
                 continue
             sources = program.sources(name)
-            problem = _unusable(shard.tensor)
+            problem = unusable(shard.tensor)
             if state != "param" and not self._cast and any(stored[key].dtype != shard.dtype for key in sources):
                 found = ", ".join(str(stored[key].dtype) for key in sources)
                 problem = f"the checkpoint has {found}, the destination {shard.dtype}; pass cast=True to convert"
@@ -232,20 +233,20 @@ class LoadPlan:
         if self._problems:
             more = f"; and {len(self._problems) - 8} more" if len(self._problems) > 8 else ""
             raise CheckpointError("; ".join(self._problems[:8]) + more)
-        self.transfers, self._doubts = resolve(self._fillings, self._prefer)
+        self.transfers, self.doubts = resolve(self._fillings, self._prefer)
         report.bytes_needed = sum(transfer.num_bytes for transfer in self.transfers)
 
     def check(self) -> None:
         """Raise CheckpointError unless the files hold what will be read, as far as they say."""
         self.reads = [read for transfer in self.transfers for read in transfer.reads]
-        self.reads += [read for tie in self._doubts for read in tie.reads()]
+        self.reads += [read for tie in self.doubts for read in tie.reads()]
         for read in self.reads:
             read.check()
         self.report.files = sorted({read.file.path.name for read in self.reads})
 
     def check_ties(self) -> None:
         """Raise CheckpointError if destinations that share memory would get different values."""
-        for tie in self._doubts:
+        for tie in self.doubts:
             tie.check()
 
 
@@ -258,22 +259,6 @@ def _read(source: StoredTensor | Derived) -> Tensor:
     for transfer in transfers(source, Box.whole(source.shape), value):
         transfer.run()
     return value
-
-
-def _unfit(source: StoredTensor | Derived, shard: Shard, cast: bool) -> str | None:
-    if source.shape != shard.shape:
-        return f"the checkpoint has shape {list(source.shape)}, the destination {list(shard.shape)}"
-    if source.dtype != shard.dtype and not cast:
-        return f"the checkpoint has {source.dtype}, the destination {shard.dtype}; pass cast=True to convert"
-    return None
-
-
-def _unusable(tensor: Tensor) -> str | None:
-    if tensor.device.type == "meta":
-        return "the destination is a meta tensor without memory; materialize it first (to_empty)"
-    if any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)):
-        return f"the destination is expanded (strides {list(tensor.stride())}), so its elements share memory"
-    return None
 
 
 def _verify(reads: Iterable[Read], then: Callable[[], None], ranks: Ranks, failure: str) -> None:

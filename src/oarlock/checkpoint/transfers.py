@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from oarlock.checkpoint.aoa import Block, Computed, Constant
+from oarlock.checkpoint.aoa.blocks import copy_exactly
 from oarlock.checkpoint.aoa.cutting import restrict
 from oarlock.checkpoint.boxes import Box
 from oarlock.checkpoint.derived import Derived, composed
@@ -89,7 +90,8 @@ class Copy:
         """Write the elements."""
         for piece, box, place in self.stored.parts(self.box):
             target = self.target[Box(place, box.size).slices]
-            target.copy_(Read(self.stored, piece, box).tensor()[box.slices])
+            values = Read(self.stored, piece, box).tensor()[box.slices]
+            copy_exactly(values, target) if target.dtype == values.dtype else target.copy_(values)
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from oarlock.checkpoint.aoa.blocks import Atom, Block, Constant, fused
 from oarlock.checkpoint.aoa.cutting import at_row_ends, restrict
 from oarlock.checkpoint.aoa.merging import merge
 from oarlock.checkpoint.aoa.quantized import Computed
-from oarlock.checkpoint.aoa.values import Add, Cast, Divide, Multiply, Scope, ValueOp
+from oarlock.checkpoint.aoa.values import Add, Cast, Divide, Multiply, Scope, ValueOp, is_possible
 from oarlock.checkpoint.dtypes import dtype_name
 
 
@@ -176,6 +176,9 @@ class Relation:
         return result.blocks if result is self else merge(result.blocks)
 
     def _apply(self, op: ValueOp, dtype: torch.dtype) -> Relation:
+        if not is_possible(op, self.dtype):
+            what = f"cast to {dtype_name(dtype)}" if isinstance(op, Cast) else "arithmetic; cast first"
+            raise ValueError(f"torch has for {dtype_name(self.dtype)} no {what}")
         return Relation(self.shape, dtype, tuple([block.with_ops((*block.ops, op)) for block in self.blocks]))
 
 

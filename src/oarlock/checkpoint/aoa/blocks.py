@@ -57,6 +57,12 @@ class Constant(NamedTuple):
     value: float
     dtype: torch.dtype
 
+    def tensor(self) -> Tensor:
+        """A tensor without axes. Zeros are made of zero bytes, which every dtype has."""
+        if self.value:
+            return torch.tensor(self.value, dtype=self.dtype)
+        return torch.zeros(self.dtype.itemsize, dtype=torch.uint8).view(self.dtype)[0]
+
 
 @dataclass(frozen=True, slots=True)
 class Block:
@@ -162,10 +168,10 @@ class Block:
         """
         dest = self._view(destination, self.dest_base, [(a.dest_dim, a.dest_step) for a in self.atoms])
         if isinstance(self.source, Constant):
-            value = torch.tensor(self.source.value, dtype=self.source.dtype)
+            value = self.source.tensor()
             for op in self.ops:
                 value = op(value)
-            dest.copy_(value)
+            copy_exactly(value, dest)
             return
         base = self.source_base
         if origin is not None:
@@ -178,14 +184,22 @@ class Block:
             values = op(values)
         if values.dtype != dest.dtype:
             raise ValueError(f"the block from {self.source!r} holds {values.dtype}, the destination {dest.dtype}")
-        bits = _INTEGER_OF_SIZE.get(dest.dtype.itemsize, dest.dtype)
-        dest.view(bits).copy_(values.view(bits))
+        copy_exactly(values, dest)
 
     def _view(self, tensor: Tensor, base: Sequence[int], moves: list[tuple[int, int]]) -> Tensor:
         tensor = tensor.detach()
         strides = tensor.stride()
         offset = tensor.storage_offset() + sum(b * stride for b, stride in zip(base, strides, strict=True))
         return tensor.as_strided(self.extents, [step * strides[dim] for dim, step in moves], offset)
+
+
+def copy_exactly(source: Tensor, destination: Tensor) -> None:
+    """Copy elements of one dtype with their bits, also of dtypes that torch can only hold (int4, bits8)."""
+    if destination.is_conj() or destination.is_neg():  # the memory holds other bits than the tensor shows
+        destination.copy_(source)
+        return
+    bits = _INTEGER_OF_SIZE.get(destination.dtype.itemsize, destination.dtype)
+    destination.view(bits).copy_(source.resolve_conj().resolve_neg().view(bits))
 
 
 def atom_order(atom: Atom) -> tuple[int, int]:

@@ -262,7 +262,10 @@ def _fitted(run: Evaluation, name: str, relation: Relation, spec: TensorSpec, ca
         found, expected = dtype_name(relation.dtype), dtype_name(spec.dtype)
         hint = f"add dtype={expected} to the statement, or compile with cast=True"
         raise _misfit(run, name, f"{name!r} would be {found}, the destination has {expected}", hint)
-    return relation.cast(spec.dtype)
+    try:
+        return relation.cast(spec.dtype)
+    except ValueError as error:
+        raise _misfit(run, name, f"{name!r}: {error}", "") from None
 
 
 def _misfit(run: Evaluation, name: str, reason: str, hint: str) -> AOAError:

@@ -5,6 +5,7 @@ or `only=all`: a bf16 parameter must not turn its fp32 moments into bf16.
 """
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal
 
 import torch
@@ -98,3 +99,15 @@ def applies(op: ValueOp, state: State) -> bool:
     if state == "master":
         return op.only == "all" or (op.only == "param" and not isinstance(op, Cast))
     return op.only in (state, "all")
+
+
+@cache
+def is_possible(op: ValueOp, dtype: torch.dtype) -> bool:
+    """Whether torch can do it with values of this dtype; so that no load finds out half-way."""
+    if dtype == torch.bool and not isinstance(op, Cast):
+        return False
+    try:
+        op(torch.empty(1, dtype=dtype))
+    except (RuntimeError, TypeError):
+        return False
+    return True
