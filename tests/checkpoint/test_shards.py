@@ -116,6 +116,22 @@ def test_dtensors(shape: tuple[int, ...], mesh_shape: tuple[int, ...], placement
     assert (seen == num_copies).all()
 
 
+def test_a_dtensor_that_is_cut_from_right_to_left() -> None:
+    """The mesh dims may cut a tensor in another order than theirs."""
+    spec = pytest.importorskip("torch.distributed.tensor._dtensor_spec")
+    if not hasattr(spec, "ShardOrderEntry"):
+        pytest.skip("this torch cuts from left to right only")
+    shape, order = (13, 2), (spec.ShardOrderEntry(tensor_dim=0, mesh_dims=(1, 0)),)
+    for rank in range(6):
+        plain = as_rank(rank, 6, (2, 3), [DShard(0), DShard(0)], indices(shape))
+        changed = spec.DTensorSpec(plain.device_mesh, plain.placements, plain._spec.tensor_meta, shard_order=order)
+        row, column = divmod(rank, 3)
+        local = indices(shape).tensor_split([5, 10])[column].tensor_split([3 if column < 2 else 2])[row]
+        known = held(shard_of(DTensor(local, changed, requires_grad=False)), shape)
+        assert torch.equal(known[known >= 0], local.flatten())
+        assert torch.equal(known[known >= 0], indices(shape)[known >= 0])
+
+
 def test_partial_sums_are_refused() -> None:
     with pytest.raises(ValueError, match="partial sums; redistribute"):
         shard_of(as_rank(0, 2, (2,), [Partial()], torch.ones(2, 2)))
@@ -133,7 +149,7 @@ def test_flat_slices_of_a_part(data: st.DataObject) -> None:
     seen = torch.zeros(shape, dtype=torch.int64)
     for rank in range(num_ranks):
         start = rank * length
-        shard = Shard.flat(flat[start : start + length], shape, min(start, box.volume), box=box)
+        shard = Shard.flat(flat[start : start + length], shape, start, box=box)
         known = held(shard, shape)
         assert torch.equal(known[known >= 0], indices(shape)[known >= 0])
         seen += known >= 0
@@ -173,6 +189,8 @@ def test_wrong_pieces_are_refused() -> None:
         Shard.blocks(torch.zeros(4, 2), (8, 2), 0, [(0, 2), (1, 3)])
     with pytest.raises(ValueError, match="1-D"):
         Shard.flat(torch.zeros(4, 2), (8, 2), 0)
+    with pytest.raises(ValueError, match="starts at 0 or above, got -1"):
+        Shard.flat(torch.zeros(4), (8, 2), -1)
 
 
 def test_views_share_memory_and_states_follow() -> None:

@@ -72,7 +72,8 @@ class Shard:
         if coordinate is None:
             return cls(local, tuple(dtensor.shape), ())
         runs: list[list[Run]] = [[(0, size)] for size in dtensor.shape]
-        for axis, placement in enumerate(dtensor.placements):
+        for axis in _in_order(dtensor):
+            placement = dtensor.placements[axis]
             if placement.is_partial():
                 raise ValueError(
                     f"a DTensor of shape {list(dtensor.shape)} with placements {dtensor.placements} holds partial "
@@ -89,19 +90,22 @@ class Shard:
         """A 1-D tensor that holds consecutive elements of a tensor in row-major order, as ZeRO optimizers keep them.
 
         Args:
-            tensor: [n]; elements beyond the end of the tensor are padding and belong to nothing.
+            tensor: [n]; elements beyond the end of the box are padding and belong to nothing, as may be all of them.
             shape: of the global tensor.
             start: the first element's place in the row-major order of `box`.
             box: the part of the global tensor that was flattened (a tensor-parallel shard); None = all of it.
 
         Raises:
-            ValueError: not 1-D, or `start` is beyond the end.
+            ValueError: not 1-D, or `start` is below 0.
         """
         box = Box.whole(shape) if box is None else box
         if tensor.dim() != 1:
             raise ValueError(f"a flat slice is a 1-D tensor, got shape {list(tensor.shape)}")
+        if start < 0:
+            raise ValueError(f"a flat slice starts at 0 or above, got {start}")
         pieces, place = [], 0
-        for part in flat_boxes(box.size, start, max(start, min(start + tensor.numel(), box.volume))):
+        stop = min(start + tensor.numel(), box.volume)
+        for part in flat_boxes(box.size, start, stop) if start < stop else ():
             offset = tuple(a + b for a, b in zip(part.offset, box.offset, strict=True))
             pieces.append(Piece(Box(offset, part.size), Box((place,), (part.volume,))))
             place += part.volume
@@ -187,7 +191,7 @@ def find_ties(shards: Mapping[str, Shard]) -> dict[str, str]:
     ties = {}
     for name, shard in shards.items():
         tensor = shard.tensor
-        if tensor.numel() == 0:
+        if tensor.numel() == 0 or tensor.layout != torch.strided:
             continue
         memory = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
         earlier = first.setdefault((*memory, tensor.is_conj(), tensor.is_neg(), shard.shape, shard.pieces), name)
@@ -210,6 +214,16 @@ def _checked(tensor: Tensor, shape: Sequence[int], pieces: Sequence[Piece], *, m
     if not may_pad and (missing := explain_cover(tensor.shape, [piece.place for piece in pieces])):
         raise ValueError(f"the pieces do not make up the local tensor of shape {list(tensor.shape)}: {missing}")
     return Shard(tensor, shape, pieces)
+
+
+def _in_order(dtensor: Any) -> list[int]:
+    """The mesh dims in the order in which they cut the tensor: from left to right, unless it says otherwise."""
+    axes = list(range(len(dtensor.placements)))
+    for entry in getattr(dtensor._spec, "shard_order", None) or ():  # not before torch 2.10; a strided shard has none
+        places = sorted(axes.index(axis) for axis in entry.mesh_dims)
+        for place, axis in zip(places, entry.mesh_dims, strict=True):
+            axes[place] = axis
+    return axes
 
 
 def _grid(runs: Sequence[Sequence[Run]]) -> list[Piece]:
