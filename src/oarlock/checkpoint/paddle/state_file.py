@@ -1,0 +1,146 @@
+"""Reading files of `paddle.save` (`.pdparams`, `.pdopt`): tensors in dicts and lists, mapped, and plain values."""
+
+import json
+import math
+from collections.abc import Iterator
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from oarlock.checkpoint.manifest import CheckpointError
+from oarlock.checkpoint.paddle.ranges import RangeFile
+from oarlock.checkpoint.paddle.records import Array, Malformed
+from oarlock.checkpoint.paddle.unpickling import Unpickler
+from oarlock.checkpoint.source import TensorSource
+from oarlock.checkpoint.stored import StoredPiece, StoredTensor
+
+_MAX_DEPTH = 32
+_CUT = "UnpackBigParamInfor@@"  # arrays above 1 GiB, which protocols 2 and 3 cut
+_NAMES = "StructuredToParameterName@@"
+
+
+def is_pickle(path: Path) -> bool:
+    """Whether a file begins as pickles of protocols 2 to 5 do, and as no safetensors file does."""
+    with open(path, "rb") as file:
+        head = file.read(8)
+    return head[:1] == b"\x80" and head[1:2] in (b"\2", b"\3", b"\4", b"\5") and any(head[2:])
+
+
+def open_state_file(path: str | PathLike[str]) -> TensorSource:
+    """The tensors of a file that `paddle.save` wrote; they are read when they are asked for.
+
+    Names inside of nested dicts and lists are joined by dots. Other values are in `metadata`, as JSON under such names;
+    so is `StructuredToParameterName@@`, the names that an optimizer has for the parameters, where they differ. A file
+    that is one tensor has the name `tensor`.
+
+    Raises:
+        CheckpointError: unreadable, or it holds anything but arrays and plain values.
+    """
+    path = Path(path)
+    file, value = read_pickle(path)
+    tensors: dict[str, StoredTensor] = {}
+    metadata: dict[str, str] = {}
+    try:
+        for name, (shape, arrays) in _cut_arrays(value).items():
+            tensors[name] = _joined(file, name, shape, arrays)
+        stored: dict[int, StoredTensor] = {}
+        for name, leaf in leaves(value):
+            if name in tensors or name in metadata:
+                raise Malformed(f"two values have the name {name!r}")
+            if isinstance(leaf, Array):
+                if id(leaf) not in stored:
+                    stored[id(leaf)] = _joined(file, name, leaf.shape, [leaf])
+                tensors[name] = stored[id(leaf)]
+            elif name != f"{_NAMES}.{leaf}":
+                metadata[name] = json.dumps(leaf)
+    except Malformed as error:
+        raise CheckpointError(f"{path}: {error}") from None
+    return TensorSource(str(path), tensors, metadata=metadata)
+
+
+def read_pickle(path: Path) -> tuple[RangeFile, Any]:
+    """A file, and what it holds, with arrays that are not read yet.
+
+    Raises:
+        CheckpointError: unreadable, or no pickle of Paddle.
+    """
+    file = RangeFile(path)
+    try:
+        return file, Unpickler(file.bytes.numpy().data).load()
+    except Malformed as error:
+        raise CheckpointError(f"{path}: not readable as a file of paddle.save: {error}") from None
+
+
+def leaves(value: object) -> Iterator[tuple[str, Any]]:
+    """The arrays of nested dicts, lists and tuples, and the plain values, each under the names joined by dots.
+
+    Raises:
+        Malformed: nested too deeply, a container is in two places (which multiplies without end), or another value.
+    """
+    yield from _leaves("tensor" if tensor_of(value) is not None else "", value, 0, set())
+
+
+def _leaves(name: str, value: object, depth: int, seen: set[int]) -> Iterator[tuple[str, Any]]:
+    tensor = tensor_of(value)
+    if tensor is not None:
+        yield name, tensor
+    elif value is None or isinstance(value, bool | int | float | str):
+        yield name, value
+    elif isinstance(value, dict | list | tuple):
+        if depth == _MAX_DEPTH:
+            raise Malformed(f"values nested deeper than {_MAX_DEPTH}")
+        if value and id(value) in seen:
+            raise Malformed(f"{name!r} is the same container as an earlier value")
+        seen.add(id(value))
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+            if not isinstance(key, str | int | float):
+                raise Malformed(f"a key that is a {type(key).__name__}")
+            yield from _leaves(f"{name}.{key}" if name else str(key), item, depth + 1, seen)
+    else:
+        raise Malformed(f"{name!r} is a {type(value).__name__}, neither an array nor a plain value")
+
+
+def tensor_of(value: object) -> Array | None:
+    """The array of a tensor, which Paddle also writes as (name, array)."""
+    match value:
+        case (str(), Array() as array) | (Array() as array):
+            if not array.complete:
+                raise Malformed("an array without a state")
+            return array
+    return None
+
+
+def _cut_arrays(value: object) -> dict[str, tuple[tuple[int, ...], list[Array]]]:
+    """Arrays that are there in parts, with their shapes; the parts are taken out."""
+    if not isinstance(value, dict) or _CUT not in value:
+        return {}
+    found = {}
+    for name, entry in _table(value.pop(_CUT)).items():
+        match entry:
+            case {"OriginShape": tuple(shape), "slices": list(parts)} if all(type(n) is int and n > 0 for n in shape):
+                arrays = [value.pop(part, None) for part in parts if isinstance(part, str)]
+                if all(isinstance(array, Array) and array.complete for array in arrays):
+                    found[str(name)] = shape, arrays
+                    continue
+        raise Malformed(f"the parts of {name!r} are not there")
+    return found
+
+
+def _table(value: object) -> dict[Any, Any]:
+    if not isinstance(value, dict):
+        raise Malformed(f"{_CUT} is a {type(value).__name__}")
+    return value
+
+
+def _joined(file: RangeFile, name: str, shape: tuple[int, ...], arrays: list[Array]) -> StoredTensor:
+    dtype, start = arrays[0].dtype, 0
+    pieces: list[StoredPiece] = []
+    for index, array in enumerate(arrays):
+        stop = start + math.prod(array.shape)
+        if array.dtype != dtype or stop > math.prod(shape):
+            raise Malformed(f"the parts of {name!r} do not fit together")
+        pieces += file.pieces(f"{name}@{index}" if len(arrays) > 1 else name, array, shape, start, stop)
+        start = stop
+    if start != math.prod(shape):
+        raise Malformed(f"{name!r} of shape {list(shape)} has {start} elements")
+    return StoredTensor(dtype, shape, tuple(pieces))
