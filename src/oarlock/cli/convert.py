@@ -31,7 +31,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "not at all.",
     )
     parser.add_argument(
-        "source", type=Path, metavar="SRC", help="checkpoint, Hugging Face folder, DCP, .safetensors, .gguf"
+        "source", type=Path, metavar="SRC", help="checkpoint, Hugging Face folder, DCP, .safetensors, .gguf, Paddle"
     )
     parser.add_argument("destination", type=Path, metavar="DST", help="folder to create")
     layout = parser.add_mutually_exclusive_group()
@@ -39,7 +39,12 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     layout.add_argument(
         "--family", metavar="TYPE", help="names of this family: with --to hf from a Decoder's, with sharded to them"
     )
-    parser.add_argument("--to", choices=("hf", "sharded"), default="hf", help="Hugging Face folder, or checkpoint (hf)")
+    parser.add_argument(
+        "--to",
+        choices=("hf", "sharded", "paddle"),
+        default="hf",
+        help="Hugging Face folder, checkpoint, or safetensors for Paddle (hf)",
+    )
     parser.add_argument("--dtype", choices=_DTYPES, help="cast tensors of floats; default: as stored")
     parser.add_argument("--max-shard-size", type=parse_size, default=4 * 10**9, metavar="SIZE", help="per file (4GB)")
     parser.add_argument("--dry-run", action="store_true", help="only print the report")
@@ -60,6 +65,11 @@ def run(args: argparse.Namespace) -> int:
     if args.to == "hf" and (names := unnamed(conversion)):
         found = conversion.outputs[names[0]].dtype
         raise ValueError(f"safetensors has no name for {found} of {names[0]!r}; cast it by --aoa, or use --to sharded")
+    if args.to == "paddle":
+        from oarlock.checkpoint.paddle.folder import flex_file, for_paddle
+
+        conversion = for_paddle(conversion)
+        others |= flex_file(conversion, args.max_shard_size)
     if not args.dry_run:
         total = sum(output.num_bytes for output in conversion.outputs.values())
         with _bar(total) as progress:
