@@ -8,6 +8,7 @@ from oarlock.checkpoint.loading import LoadReport
 from oarlock.checkpoint.manifest import CheckpointError
 from oarlock.checkpoint.optimizer import load_optimizer, optimizer_state, optimizer_tensors
 from oarlock.checkpoint.reader import Checkpoint, latest_checkpoint, load_checkpoint
+from oarlock.checkpoint.resharding import ReshardPlan, ReshardReport, plan_reshard, reshard
 from oarlock.checkpoint.rng import capture_rng, restore_rng
 from oarlock.checkpoint.shards import Shard
 from oarlock.checkpoint.source import TensorSource
@@ -18,6 +19,8 @@ __all__ = [
     "CheckpointError",
     "LoadReport",
     "PendingSave",
+    "ReshardPlan",
+    "ReshardReport",
     "Shard",
     "TensorSource",
     "capture_rng",
@@ -30,6 +33,8 @@ __all__ = [
     "open_tensors",
     "optimizer_state",
     "optimizer_tensors",
+    "plan_reshard",
+    "reshard",
     "restore_rng",
     "save_checkpoint",
 ]
