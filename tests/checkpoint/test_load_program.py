@@ -96,6 +96,49 @@ def test_optimizer_states_follow_the_geometry_but_not_the_casts(tmp_path: Path) 
         load_checkpoint(path).load("optimizer", found, aoa=text, slots=True)
 
 
+def test_states_of_some_parameters_only(tmp_path: Path) -> None:
+    """Each slot has its own parameters, as where an optimizer treats matrices and vectors differently; all statements
+    are asked of all slots. Learning rates that are tensors belong to no slot."""
+    states = {"momentum/w.0": torch.ones(2, 3), "momentum/w.1": torch.ones(2, 3) * 2, "exp_avg/n": torch.ones(2) * 3}
+    scalars = {"step/n": torch.tensor(4.0), "step/w.0": torch.tensor(5.0), "group0.lr": torch.tensor(6.0)}
+    saved = load_checkpoint(save_checkpoint(tmp_path, 1, tensors={"optimizer": states | scalars}))
+    text = "w.$L^T -> v.$L ; n -> k ; q, n -> qn, axis=0 ; _ -> kept ; gone -> _"
+    wanted = {"momentum/v.0": torch.zeros(3, 2), "momentum/v.1": torch.zeros(3, 2), "exp_avg/k": torch.zeros(2)}
+    kept = {"exp_avg/kept": torch.zeros(1), "step/kept": torch.tensor(0.0)}
+    numbers = {name: torch.tensor(0.0) for name in ("step/k", "step/v.0", "group0.lr")}
+    report = saved.load("optimizer", wanted | kept | numbers, aoa=text, slots=True)
+    assert [wanted[name].unique().tolist() for name in wanted] == [[1], [2], [3]]
+    assert [number.item() for number in numbers.values()] == [4, 5, 6]
+    assert sorted(report.kept) == sorted(kept)
+
+    def attempt(message: str, error: type[ValueError | CheckpointError], change: dict) -> None:
+        changed = {name: value for name, value in (wanted | kept | numbers | change).items() if value is not None}
+        with pytest.raises(error, match=message):
+            saved.load("optimizer", changed, aoa=text, slots=True)
+
+    attempt("'v.0' is written, but it is no tensor of the destination", AOAError, {"momentum/v.0": None})
+    attempt("'qn' has no source", AOAError, {"exp_avg/qn": torch.zeros(2)})
+    attempt("of the checkpoint have no destination: group0.lr", CheckpointError, {"group0.lr": None})
+    attempt("of the checkpoint have no destination: step/w.0", CheckpointError, {"step/v.0": None})
+    attempt("group1.lr", CheckpointError, {"group1.lr": torch.tensor(0.0)})
+    attempt("step/k: the checkpoint has torch.float32", CheckpointError, {"step/k": torch.tensor(0)})
+
+
+def test_a_rank_needs_only_some_of_what_a_program_makes(tmp_path: Path) -> None:
+    """One program serves all stages of a pipeline, each of which has its own layers."""
+    stored = {f"h.{n}.w": torch.full((2, 3), float(n)) for n in range(4)} | {"e": torch.ones(2)}
+    saved = load_checkpoint(save_checkpoint(tmp_path, 1, tensors={"m": stored}))
+    text = "h.$L.w^T -> l.$L.w ; e -> e ; e -> head"
+    stage = {f"l.{n}.w": torch.zeros(3, 2) for n in (2, 3)} | {"head": torch.zeros(2)}
+    report = saved.load("m", stage, aoa=text, strict="destination")
+    assert [tensor.unique().tolist() for tensor in stage.values()] == [[2], [3], [1]]
+    assert sorted(report.unexpected) == ["h.0.w", "h.1.w"]
+    with pytest.raises(AOAError, match=r"'l\.0\.w' is written, but it is no tensor of the destination"):
+        saved.load("m", stage, aoa=text)
+    with pytest.raises(AOAError, match=r"'l\.2\.v' has no source\n.*did you mean 'l\.2\.w'"):
+        saved.load("m", {"l.2.v": torch.zeros(3, 2)}, aoa=text, strict="destination")
+
+
 def test_nothing_is_written_when_the_program_does_not_fit(tmp_path: Path) -> None:
     path = save_checkpoint(tmp_path, 1, tensors={"model": tensors()})
     found = {"a": torch.zeros(8, 6), "x": torch.zeros(3)}

@@ -15,7 +15,9 @@ import torch.distributed as dist
 from oarlock.checkpoint import CheckpointError, Shard, load_checkpoint, save_checkpoint
 from oarlock.checkpoint.content import Content
 from oarlock.checkpoint.export import ExportPlan, _Part
+from oarlock.checkpoint.mapped_file import MappedFile
 from oarlock.checkpoint.tensor_file import HashedFile
+from oarlock.checkpoint.transfers import Copy, Read
 from process_group import run_ranks
 
 
@@ -163,6 +165,43 @@ def test_a_rank_that_fails_in_an_exchange(root: Path, results: list[dict[str, An
     assert os.listdir(root / "fail_in_an_exchange") == ["step-00000099"]
 
 
+def fail_to_load(root: str) -> list[str]:
+    rank = dist.get_rank()
+    saved = load_checkpoint(save_checkpoint(root, 1, tensors={"m": {"w": torch.ones(4)}}), verify="read")
+    found = []
+
+    def attempt(**arguments: Any) -> None:
+        try:
+            found.append(str(saved.load("m", **{"destinations": {"w": torch.zeros(4)}, **arguments})))
+        except (RuntimeError, TypeError, ValueError) as error:
+            found.append(f"{type(error).__name__}: {error}")
+
+    attempt(destinations={"w": [0.0] * 4 if rank == 1 else torch.zeros(4)})
+    attempt(aoa="w -> w" if rank == 0 else "w - w")
+    for owner, name in ((Read, "blocks"), (MappedFile, "check_blocks"), (Copy, "run")):
+        real = getattr(owner, name)
+        if rank == 1:
+            setattr(owner, name, failing_after(0, real, RuntimeError("broken")))
+        attempt()
+        setattr(owner, name, real)
+    attempt()
+    return found
+
+
+def test_a_rank_that_fails_to_load(root: Path, results: list[dict[str, Any]]) -> None:
+    ours, theirs = [result["fail_to_load"] for result in results]
+    start = "CheckpointError: loading m failed, nothing was changed: rank 1: "
+    assert [there.partition(":")[0] for there in theirs[:5]] == ["TypeError", "AOAError", *["RuntimeError"] * 3]
+    assert ours[0] == start + theirs[0]
+    assert ours[1] == start + theirs[1]
+    assert ours[2:4] == [start + "RuntimeError: broken"] * 2
+    assert (
+        ours[4] == "CheckpointError: loading m broke off, what was to be filled is lost: rank 1: RuntimeError: broken"
+    )
+    assert ours[5] == theirs[5]
+    assert ours[5].startswith("1 tensors")
+
+
 def save_in_two_groups(root: str) -> list[str]:
     groups = [dist.new_group([rank]) for rank in range(2)]
     rank = dist.get_rank()
@@ -246,7 +285,7 @@ def test_a_lost_rank(root: Path, results: list[dict[str, Any]]) -> None:
 def work(root: str) -> dict[str, Any]:
     """All of the above in one pair of processes, because starting them takes longer than the work."""
     dist.init_process_group("gloo")
-    parts = (save_and_load, fail_in_every_way, fail_in_an_exchange, save_in_two_groups, save_copies)
+    parts = (save_and_load, fail_in_every_way, fail_in_an_exchange, fail_to_load, save_in_two_groups, save_copies)
     results = {part.__name__: part(f"{root}/{part.__name__}") for part in parts}
     if dist.get_rank() == 1:
         print(json.dumps(results))

@@ -21,7 +21,7 @@ from oarlock.checkpoint.derived import Derived
 from oarlock.checkpoint.destinations import unfit, unusable
 from oarlock.checkpoint.manifest import CheckpointError
 from oarlock.checkpoint.mapped_file import ascending
-from oarlock.checkpoint.shards import Shard, find_ties
+from oarlock.checkpoint.shards import Shard, find_ties, shard_of
 from oarlock.checkpoint.stored import StoredTensor
 from oarlock.checkpoint.ties import Filling, Tie, resolve
 from oarlock.checkpoint.transfers import Read, Transfer, moves, transfers
@@ -61,9 +61,9 @@ class LoadReport:
 def load_tensors(
     what: str,
     stored: Mapping[str, StoredTensor | Derived],
-    destinations: Mapping[str, Shard],
+    destinations: Mapping[str, Tensor | Shard],
     *,
-    aoa: AOA | None = None,
+    aoa: AOA | str | Sequence[str] | None = None,
     slots: bool = False,
     strict: Strict = "all",
     cast: bool = False,
@@ -74,28 +74,35 @@ def load_tensors(
     """Fill `destinations` from the stored tensors; see TensorSource.load."""
     failure = f"loading {what} failed, nothing was changed"
     planned: list[LoadPlan] = []
+    needed: dict[str, np.ndarray] = {}
 
     def plan() -> None:
-        own = LoadPlan(stored, destinations, strict, cast, prefer)
-        if aoa is None:
+        own = LoadPlan(stored, {name: shard_of(v) for name, v in destinations.items()}, strict, cast, prefer)
+        program = aoa if aoa is None or isinstance(aoa, AOA) else AOA(aoa)
+        if program is None:
             own.by_name()
         elif slots:
-            own.by_slot(aoa)
+            own.by_slot(program)
         else:
-            own.by_program(aoa)
+            own.by_program(program)
         own.finish()
         own.check()
         if verify == "none":
             own.check_ties()
+        else:
+            needed.update(_blocks(own.reads))
         planned.append(own)
 
+    def fill() -> None:
+        with torch.no_grad():
+            for transfer in own.transfers:
+                transfer.run()
+
     all_or_none(ranks, plan, failure)
-    own = planned[0]
+    own = planned.pop()
     if verify == "read":
-        _verify(own.reads, own.check_ties, ranks, failure)
-    with torch.no_grad():
-        for transfer in own.transfers:
-            transfer.run()
+        _verify(own, needed, ranks, failure)
+    all_or_none(ranks, fill, f"loading {what} broke off, what was to be filled is lost")
     return own.report
 
 
@@ -136,10 +143,12 @@ class LoadPlan:
             self._fill(name, shard, partial(transfers, source), id(source))
         self.report.unexpected = [name for name in self._stored if name not in self._destinations]
 
-    def by_program(self, aoa: AOA, prefix: str = "", state: State = "param") -> Program:
+    def by_program(
+        self, aoa: AOA, prefix: str = "", state: State = "param", absent: Literal["error", "skip"] = "error"
+    ) -> Program:
         """Every destination of a prefix is what the program says of the rest of its name."""
         stored, destinations = _below(prefix, self._stored), _below(prefix, self._destinations)
-        program = self._compile(aoa, prefix, stored, destinations, state)
+        program = self._compile(aoa, prefix, stored, destinations, state, absent)
         self.report.kept += [prefix + name for name in destinations if program.kept(name)]
         self.report.unexpected += [prefix + name for name in stored if name in program.unread - program.dropped]
         for name, shard in destinations.items():
@@ -167,18 +176,25 @@ class LoadPlan:
         stored: Mapping[str, StoredTensor | Derived],
         destinations: Mapping[str, Shard],
         state: State,
+        absent: Literal["error", "skip"],
     ) -> Program:
         """The program; destinations without a source are left out if they share the memory of one that has one."""
         sources = {name: TensorSpec(tensor.shape, tensor.dtype) for name, tensor in stored.items()}
         wanted = {name: TensorSpec(shard.shape, shard.dtype) for name, shard in destinations.items()}
-        cast = self._cast or state != "param"
+        compiled = partial(
+            aoa.compile,
+            sources,
+            cast=self._cast or state != "param",
+            absent=absent,
+            unwanted="error" if self._strict == "all" else "drop",
+        )
         if any(prefix + name in self._ties for name in destinations):
-            program = aoa.compile(sources, wanted, cast=cast, missing="keep")
+            program = compiled(wanted, missing="keep")
             filled = {self._ties.get(prefix + name, prefix + name) for name in program.tensors}
             tied = [n for n in wanted if program.kept(n) and self._ties.get(prefix + n, prefix + n) in filled]
             self.report.loaded += [prefix + name for name in tied]
             wanted = {name: spec for name, spec in wanted.items() if name not in tied}
-        return aoa.compile(sources, wanted, cast=cast, missing="keep" if self._strict == "none" else "error")
+        return compiled(wanted, missing="keep" if self._strict == "none" else "error")
 
     def _fill(
         self, name: str, shard: Shard, fill: Callable[[Box, Tensor], Iterable[Transfer]], identity: Hashable
@@ -187,15 +203,32 @@ class LoadPlan:
         self._fillings[name] = Filling(shard, fill, identity)
 
     def by_slot(self, aoa: AOA) -> None:
-        """Names are `slot/parameter`: every slot follows the geometry of the parameters; scalars are taken over."""
-        slots = dict.fromkeys(name.partition("/")[0] + "/" for name in (*self._stored, *self._destinations))
-        scalar = {slot for slot in slots if self._is_scalar(slot)}
-        program = None
-        for slot in slots.keys() - scalar:
-            program = self.by_program(aoa, slot, "master" if slot == "master/" else "optim")
+        """Names are `slot/parameter`: every slot follows the geometry of the parameters; scalars are taken over, and
+        so are names without a slot (a learning rate). A slot need not have all the parameters that `aoa` speaks of."""
+        names = list(dict.fromkeys((*self._stored, *self._destinations)))
+        slots = dict.fromkeys(name.partition("/")[0] + "/" for name in names if "/" in name)
+        scalar = [slot for slot in slots if self._is_scalar(slot)]
+        programs = [
+            self.by_program(aoa, slot, "master" if slot == "master/" else "optim", absent="skip")
+            for slot in slots
+            if slot not in scalar
+        ]
+        taken = {name for name in names if "/" not in name and name in self._destinations}
+        for name in taken:
+            self._take_scalar(name, self._destinations[name], (name,))
         for slot in scalar:
             for name, shard in _below(slot, self._destinations).items():
-                self._take_scalar(slot, name, shard, (name,) if program is None else program.sources(name))
+                program = next((p for p in programs if name in p.tensors or p.kept(name)), None)
+                if program is not None and program.kept(name):
+                    self.report.kept.append(slot + name)
+                    continue
+                sources = (name,) if program is None else program.sources(name)
+                taken.update(slot + source for source in sources)
+                self._take_scalar(slot + name, shard, [slot + source for source in sources])
+        dropped = {name for program in programs for name in program.dropped}
+        for slot in ("", *scalar):
+            own = [name for name in self._stored if (name.startswith(slot) if slot else "/" not in name)]
+            self.report.unexpected += [n for n in own if n not in taken and n.removeprefix(slot) not in dropped]
 
     def _is_scalar(self, slot: str) -> bool:
         shapes = [
@@ -203,19 +236,22 @@ class LoadPlan:
         ]
         return not any(shapes)
 
-    def _take_scalar(self, slot: str, name: str, shard: Shard, sources: Sequence[str]) -> None:
-        """The value that all sources of a parameter share, such as their step."""
-        stored = _below(slot, self._stored)
-        present = [stored[source] for source in sources if source in stored]
+    def _take_scalar(self, name: str, shard: Shard, sources: Sequence[str]) -> None:
+        """The value that all sources share, such as the step of all parameters that are fused into one."""
+        present = {source: self._stored[source] for source in sources if source in self._stored}
         if not present:
-            self.report.missing.append(slot + name)
+            self.report.missing.append(name)
             return
-        values = [_read(tensor) for tensor in present]
-        if any(not torch.equal(value, values[0]) for value in values):
-            told = ", ".join(f"{source}: {value.item()}" for source, value in zip(sources, values, strict=True))
-            self._problems.append(f"{slot}{name} is made of several, which differ ({told})")
+        first = next(iter(present.values()))
+        if problem := unfit(first, shard, self._cast) or unusable(shard.tensor):
+            self._problems.append(f"{name}: {problem}")
             return
-        self._fill(slot + name, shard, partial(transfers, present[0]), id(present[0]))
+        values = {source: _read(tensor) for source, tensor in present.items()} if len(present) > 1 else {}
+        if any(not torch.equal(value, next(iter(values.values()))) for value in values.values()):
+            told = ", ".join(f"{source.partition('/')[2]}: {value.item()}" for source, value in values.items())
+            self._problems.append(f"{name} is made of several, which differ ({told})")
+            return
+        self._fill(name, shard, partial(transfers, first), id(first))
 
     def finish(self) -> None:
         """Raise CheckpointError if names, shapes or dtypes are wrong; count what will be read."""
@@ -261,21 +297,25 @@ def _read(source: StoredTensor | Derived) -> Tensor:
     return value
 
 
-def _verify(reads: Iterable[Read], then: Callable[[], None], ranks: Ranks, failure: str) -> None:
-    """Check every MiB that some rank reads, each by one of the ranks that do."""
-    files = {str(read.file.path): read.file for read in reads}
-    needed: dict[str, list[np.ndarray]] = {path: [] for path in files}
+def _blocks(reads: Iterable[Read]) -> dict[str, np.ndarray]:
+    """Path of a file -> the MiB of it that are read."""
+    needed: dict[str, list[np.ndarray]] = {}
     for read in reads:
-        needed[str(read.file.path)].append(read.blocks())
-    own = {path: ascending(parts) for path, parts in needed.items()}
+        needed.setdefault(str(read.file.path), []).append(read.blocks())
+    return {path: ascending(parts) for path, parts in needed.items()}
+
+
+def _verify(plan: LoadPlan, needed: dict[str, np.ndarray], ranks: Ranks, failure: str) -> None:
+    """Check every MiB that some rank reads, each by one of the ranks that do."""
+    files = {str(read.file.path): read.file for read in plan.reads}
     if ranks.size > 1:
-        told = ranks.gather({path: _pack(blocks) for path, blocks in own.items()})
-        own = {path: _share(path, blocks, told, ranks.rank) for path, blocks in own.items()}
+        told = ranks.gather({path: _pack(blocks) for path, blocks in needed.items()})
+        needed = {path: _share(path, blocks, told, ranks.rank) for path, blocks in needed.items()}
 
     def check() -> None:
-        for path, blocks in own.items():
+        for path, blocks in needed.items():
             files[path].check_blocks(blocks)
-        then()
+        plan.check_ties()
 
     all_or_none(ranks, check, failure)
 

@@ -11,7 +11,7 @@ from oarlock.checkpoint.aoa import AOA
 from oarlock.checkpoint.derived import Derived
 from oarlock.checkpoint.loading import LoadReport, Strict, Verify, load_tensors
 from oarlock.checkpoint.manifest import CheckpointError
-from oarlock.checkpoint.shards import Shard, shard_of
+from oarlock.checkpoint.shards import Shard
 from oarlock.checkpoint.stored import StoredTensor
 from oarlock.ranks import Ranks
 
@@ -88,11 +88,9 @@ class TensorSource:
             CheckpointError: names, shapes or dtypes do not fit, or a file is damaged; AOAError: the program does not
                 fit. Nothing was changed.
         """
-        shards = {name: shard_of(value) for name, value in destinations.items()}
-        program = aoa if aoa is None or isinstance(aoa, AOA) else AOA(aoa)
         return load_tensors(
-            *(self.label, self.tensors, shards),
-            aoa=program,
+            *(self.label, self.tensors, destinations),
+            aoa=aoa,
             slots=slots,
             strict=strict,
             cast=cast,

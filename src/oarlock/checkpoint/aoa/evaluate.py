@@ -124,6 +124,8 @@ class Evaluation:
         for target in self._statement.targets:
             for name in self._target_names(target):
                 if self.destination is not None and name not in self.destination:
+                    if self._statement.optional:
+                        continue
                     raise self._unknown(name, target.place, self.destination, "the destination has no tensor")
                 if name in self.assigned:
                     raise self._error(f"{name!r} is kept here and written by another statement", target.place)

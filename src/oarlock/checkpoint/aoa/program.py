@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -50,6 +50,8 @@ class AOA:
         *,
         cast: bool = False,
         missing: Literal["error", "keep"] = "error",
+        absent: Literal["error", "skip"] = "error",
+        unwanted: Literal["error", "drop"] = "error",
     ) -> Program:
         """Work out what every destination tensor consists of; no tensor data is needed.
 
@@ -62,13 +64,16 @@ class AOA:
                 that a statement `x -> x` declares).
             cast: whether a dtype may change without a statement that says so.
             missing: "keep" lets destination tensors without a source keep their values.
+            absent: "skip" skips statements that read a tensor which the source has not, as if they were `optional`.
+            unwanted: "drop" allows names that are written and neither read nor in the destination, of which a rank
+                may need a part only.
 
         Raises:
             AOAError: names, shapes or dtypes that do not fit, something written twice or lost; with the statement.
         """
         run = Evaluation(source, destination, self._macros)
         for statement in self.statements:
-            run.run(statement)
+            run.run(statement if absent == "error" else replace(statement, optional=True))
         for name, place in run.dropped.items():
             if name in run.used:
                 reader = run.used[name]
@@ -76,9 +81,9 @@ class AOA:
                 reason = f"{name!r} is dropped here, but {reader.label} {reader.line} reads it"
                 raise AOAError(reason, place, hint=reader.excerpt)
         if destination is None:
-            tensors, absent = _exported(run), []
+            tensors, kept = _exported(run), []
         else:
-            tensors, absent = _filled(run, destination, cast, missing)
+            tensors, kept = _filled(run, destination, cast, missing, unwanted)
         for name, relation in tensors.items():
             assert sum([block.volume for block in relation.blocks]) == relation.num_elements, name
         used = set(run.used)
@@ -86,7 +91,7 @@ class AOA:
             text=self.text,
             source=dict(source),
             tensors=tensors,
-            kept_keys=frozenset((*run.kept, *absent)),
+            kept_keys=frozenset((*run.kept, *kept)),
             dropped=frozenset(run.dropped),
             unread=frozenset(key for key in source if key not in used),
             written=run.written,
@@ -221,7 +226,7 @@ def _exported(run: Evaluation) -> dict[str, Relation]:
 
 
 def _filled(
-    run: Evaluation, destination: Mapping[str, TensorSpec], cast: bool, missing: str
+    run: Evaluation, destination: Mapping[str, TensorSpec], cast: bool, missing: str, unwanted: str
 ) -> tuple[dict[str, Relation], list[str]]:
     """Every destination tensor, and the names of those for which there is none."""
     tensors: dict[str, Relation] = {}
@@ -238,17 +243,15 @@ def _filled(
             relation = whole(name, same.shape, same.dtype)
             run.used.setdefault(name, None)
         tensors[name] = _fitted(run, name, relation, spec, cast)
-    stray = [name for name in run.fresh if name not in destination]
-    if stray:
-        writer = run.written[min(stray)]
-        raise AOAError(
-            f"{min(stray)!r} is written, but it is no tensor of the destination and no later statement reads it",
-            writer.target.place,
-            chain(writer.statement, writer.ids),
-            near_miss(min(stray), KeyIndex(destination).near(min(stray))),
-        )
+    stray = sorted(name for name in run.fresh if name not in destination)
+    if stray and unwanted == "error":
+        raise _stray_error(run, stray[0], destination)
     if absent and missing == "error":
-        raise _absent_error(run, absent)
+        raise _absent_error(run, absent, stray)
+    if stray:
+        needed = {key for relation in tensors.values() for key in _sources(relation.blocks)}
+        for key in {key for name in stray for key in _sources(run.assigned[name].blocks)} - needed:
+            del run.used[key]
     return tensors, absent
 
 
@@ -275,14 +278,24 @@ def _misfit(run: Evaluation, name: str, reason: str, hint: str) -> AOAError:
     return AOAError(reason, writer.target.place, chain(writer.statement, writer.ids), hint)
 
 
-def _absent_error(run: Evaluation, absent: Sequence[str]) -> AOAError:
+def _stray_error(run: Evaluation, name: str, destination: Mapping[str, TensorSpec]) -> AOAError:
+    writer = run.written[name]
+    return AOAError(
+        f"{name!r} is written, but it is no tensor of the destination and no later statement reads it",
+        writer.target.place,
+        chain(writer.statement, writer.ids),
+        near_miss(name, KeyIndex(destination).near(name)),
+    )
+
+
+def _absent_error(run: Evaluation, absent: Sequence[str], stray: Sequence[str]) -> AOAError:
     """Names the first destination tensor without a source."""
     name = absent[0]
     more = f", and {len(absent) - 1} more" if len(absent) > 1 else ""
     if name in run.dropped:
         place = run.dropped[name]
         return AOAError(f"the destination needs {name!r}{more}, which is dropped here", place)
-    near = near_miss(name, KeyIndex(run.source).near(name))
+    near = near_miss(name, KeyIndex((*run.source, *stray)).near(name))
     hint = f"write it, or keep its values by '_ -> {name}'" + (f"; {near}" if near else "")
     return AOAError(f"the destination's {name!r}{more} has no source", hint=hint)
 
