@@ -6,6 +6,7 @@ from oarlock.checkpoint.formats import open_tensors
 from oarlock.checkpoint.huggingface import open_safetensors
 from oarlock.checkpoint.loading import LoadReport
 from oarlock.checkpoint.manifest import CheckpointError
+from oarlock.checkpoint.merge import iter_full
 from oarlock.checkpoint.optimizer import load_optimizer, optimizer_state, optimizer_tensors
 from oarlock.checkpoint.reader import Checkpoint, latest_checkpoint, load_checkpoint
 from oarlock.checkpoint.resharding import ReshardPlan, ReshardReport, plan_reshard, reshard
@@ -25,6 +26,7 @@ __all__ = [
     "TensorSource",
     "capture_rng",
     "finish_saves",
+    "iter_full",
     "latest_checkpoint",
     "list_checkpoints",
     "load_checkpoint",

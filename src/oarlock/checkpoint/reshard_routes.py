@@ -6,7 +6,7 @@ share these out among the holders in the same way, and each then asks the sender
 
 import json
 import socket
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,21 +45,39 @@ class Routes:
     traffic: Sequence[Sequence[int]]
     """[sender][receiver] -> bytes."""
 
-    def run(self, ranks: Ranks, phase: int, failures: list[BaseException]) -> None:
-        """Fill the destinations of a phase; all ranks call it. Failures are kept: other ranks count on the messages."""
+    @torch.no_grad()
+    def run(self, ranks: Ranks, phase: int, failure: str) -> None:
+        """Fill the destinations of a phase; all ranks call it.
+
+        Raises:
+            CheckpointError: `failure`, and why, on all ranks: one failed, or is gone.
+        """
+        failures: list[BaseException] = []  # kept until the end: other ranks count on the messages
+        try:
+            self._exchange(ranks, phase, failures)
+        except RuntimeError as error:
+            failures.append(error)
+
+        def finish() -> None:
+            if failures:
+                raise failures[0]
+
+        all_or_none(ranks, finish, failure)
+
+    def _exchange(self, ranks: Ranks, phase: int, failures: list[BaseException]) -> None:
         outgoing, incoming = self.outgoing.get(phase, {}), self.incoming.get(phase, {})
         num_rounds = max(map(len, (*outgoing.values(), *incoming.values())), default=0)
         device = ranks.device if num_rounds else torch.device("cpu")
         for number in range(num_rounds):
             sends = _Round({peer: m[number] for peer, m in outgoing.items() if number < len(m)}, device)
             receives = _Round({peer: m[number] for peer, m in incoming.items() if number < len(m)}, device)
-            _keep(failures, lambda sends=sends: sends.pack())
+            _keep(failures, sends.pack)
             works = ranks.start(sends.buffers, receives.buffers)
             if number == 0:
                 _keep(failures, lambda: self._copy(phase))
             for work in works:
                 work.wait()
-            _keep(failures, lambda receives=receives: receives.unpack())
+            _keep(failures, receives.unpack)
         if not num_rounds:
             _keep(failures, lambda: self._copy(phase))
 
@@ -72,7 +90,7 @@ class Routes:
                 use.block.copy(source, use.home.tensor, origin=origin)
 
 
-def _keep(failures: list[BaseException], action: Any) -> None:
+def _keep(failures: list[BaseException], action: Callable[[], None]) -> None:
     try:
         action()
     except Exception as error:

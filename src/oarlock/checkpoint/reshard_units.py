@@ -29,6 +29,12 @@ class Home:
 
     tensor: Tensor | None
 
+    def take(self) -> Tensor:
+        """The memory, which is forgotten here."""
+        tensor, self.tensor = self.tensor, None
+        assert tensor is not None
+        return tensor
+
 
 @dataclass(frozen=True, eq=False)
 class Use:

@@ -70,24 +70,13 @@ class ReshardPlan:
     _routes: Routes
     _ranks: Ranks
 
-    @torch.no_grad()
     def run(self) -> ReshardReport:
         """Fill the destinations from the sources as they are now; all ranks call it.
 
         Raises:
             CheckpointError: a rank failed or is gone; destinations may be filled in part.
         """
-        failures: list[BaseException] = []
-
-        def finish() -> None:
-            if failures:
-                raise failures[0]
-
-        try:
-            self._routes.run(self._ranks, 0, failures)
-        except RuntimeError as error:
-            failures.append(error)
-        all_or_none(self._ranks, finish, "resharding failed, destinations may be filled in part")
+        self._routes.run(self._ranks, 0, "resharding failed, destinations may be filled in part")
         return self.report
 
 
