@@ -26,6 +26,7 @@ from oarlock.checkpoint.source import TensorSource
 from oarlock.checkpoint.stored import StoredPiece, StoredTensor
 
 _METADATA = re.compile(r"(\d+)\.metadata")
+_MAX_PIECES = 1 << 22
 _FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
@@ -59,7 +60,7 @@ def open_flex_checkpoint(path: str | PathLike[str]) -> TensorSource:
         raise CheckpointError(f"{file}: holds no metadata of FlexCheckpoint")
     homes = _homes(file, metadata.storage_metadata)
     files: dict[str, tuple[RangeFile, Mapping[str, Array]]] = {}
-    tensors = {}
+    tensors, num_pieces = {}, 0
     for name, listed in metadata.state_dict_metadata.items():
         parts = list(dict.fromkeys(listed))
         try:
@@ -72,6 +73,9 @@ def open_flex_checkpoint(path: str | PathLike[str]) -> TensorSource:
                 if home not in files:
                     files[home] = _arrays(file.parent / home)
                 pieces += _pieces(*files[home], name, part, dtype)
+            num_pieces += len(pieces)
+            if num_pieces > _MAX_PIECES:
+                raise Malformed(f"more than {_MAX_PIECES} pieces; the metadata are a bomb or damaged")
             if problem := explain_cover(shape, [piece.box for piece in pieces]):
                 raise Malformed(f"it is not there exactly once: {problem}")
         except (Malformed, ValueError) as error:

@@ -26,6 +26,9 @@ class Span(NamedTuple):
 
 Data = Span | bytes
 
+MAX_DIMS = 9
+"""Of a tensor of Paddle."""
+
 # Paddle has no 16-bit unsigned integers: it hands the bits of bfloat16 to numpy as uint16, and takes them back so.
 _DTYPES = {
     "f2": torch.float16,
@@ -145,7 +148,7 @@ class Record:
 
 
 def _is_numbers(value: object) -> bool:
-    return isinstance(value, tuple) and len(value) <= 64 and all(type(n) is int and n >= 0 for n in value)
+    return isinstance(value, tuple) and len(value) <= MAX_DIMS and all(type(n) is int and n >= 0 for n in value)
 
 
 def _is_numbers_or_none(value: object) -> bool:

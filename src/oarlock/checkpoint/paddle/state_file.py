@@ -2,20 +2,23 @@
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from oarlock.checkpoint.manifest import CheckpointError
 from oarlock.checkpoint.paddle.ranges import RangeFile
 from oarlock.checkpoint.paddle.records import Array, Malformed
-from oarlock.checkpoint.paddle.unpickling import Unpickler
+from oarlock.checkpoint.paddle.unpickling import MAX_OBJECT_BYTES, Unpickler
 from oarlock.checkpoint.source import TensorSource
 from oarlock.checkpoint.stored import StoredPiece, StoredTensor
 
 _MAX_DEPTH = 32
 _CUT = "UnpackBigParamInfor@@"  # arrays above 1 GiB, which protocols 2 and 3 cut
+_ONE = "tensor"
 _NAMES = "StructuredToParameterName@@"
 
 
@@ -36,14 +39,32 @@ def open_state_file(path: str | PathLike[str]) -> TensorSource:
     Raises:
         CheckpointError: unreadable, or it holds anything but arrays and plain values.
     """
-    path = Path(path)
+    return _opened(Path(path))[0]
+
+
+def load_state_file(path: str | PathLike[str]) -> Any:
+    """What a file of `paddle.save` holds, as `paddle.load` gives it: dicts and lists with tensors (of torch) in them.
+
+    `save_state_file` is the inverse.
+
+    Raises:
+        CheckpointError: see open_state_file.
+    """
+    source, value = _opened(Path(path))
+    if isinstance(value, dict):
+        value.pop(_NAMES, None)
+    return _filled("", value, source.read())
+
+
+def _opened(path: Path) -> tuple[TensorSource, Any]:
     file, value = read_pickle(path)
     tensors: dict[str, StoredTensor] = {}
     metadata: dict[str, str] = {}
+    stored: dict[int, StoredTensor] = {}
     try:
-        for name, (shape, arrays) in _cut_arrays(value).items():
+        cut = _cut_arrays(value)
+        for name, (shape, arrays) in cut.items():
             tensors[name] = _joined(file, name, shape, arrays)
-        stored: dict[int, StoredTensor] = {}
         for name, leaf in leaves(value):
             if name in tensors or name in metadata:
                 raise Malformed(f"two values have the name {name!r}")
@@ -53,9 +74,23 @@ def open_state_file(path: str | PathLike[str]) -> TensorSource:
                 tensors[name] = stored[id(leaf)]
             elif name != f"{_NAMES}.{leaf}":
                 metadata[name] = json.dumps(leaf)
+        for name, (_, arrays) in cut.items():
+            value[name] = arrays[0]  # stands for all of them
     except Malformed as error:
         raise CheckpointError(f"{path}: {error}") from None
-    return TensorSource(str(path), tensors, metadata=metadata)
+    return TensorSource(str(path), tensors, metadata=metadata), value
+
+
+def _filled(name: str, value: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """The value with its arrays replaced by tensors; it is known to be nested but a little."""
+    if tensor_of(value) is not None:
+        return tensors[name or _ONE]
+    if isinstance(value, dict):
+        return {key: _filled(_inside(name, key), item, tensors) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        items = [_filled(_inside(name, index), item, tensors) for index, item in enumerate(value)]
+        return items if isinstance(value, list) else tuple(items)
+    return value
 
 
 def read_pickle(path: Path) -> tuple[RangeFile, Any]:
@@ -75,29 +110,39 @@ def leaves(value: object) -> Iterator[tuple[str, Any]]:
     """The arrays of nested dicts, lists and tuples, and the plain values, each under the names joined by dots.
 
     Raises:
-        Malformed: nested too deeply, a container is in two places (which multiplies without end), or another value.
+        Malformed: nested too deeply, too many of them (one container in many places multiplies), or another value.
     """
-    yield from _leaves("tensor" if tensor_of(value) is not None else "", value, 0, set())
+    room = MAX_OBJECT_BYTES
+    ahead: list[Iterator[tuple[str, Any]]] = [iter([(_ONE if tensor_of(value) is not None else "", value)])]
+    while ahead:
+        for name, item in ahead[-1]:
+            room -= 1000 + len(name) + (len(item) if isinstance(item, str) else 0)
+            if room < 0:
+                raise Malformed("it holds more values than any checkpoint; it is a bomb or damaged")
+            if (array := tensor_of(item)) is not None:
+                yield name, array
+            elif item is None or isinstance(item, bool | int | float | str):
+                yield name, item
+            elif isinstance(item, dict | list | tuple):
+                if len(ahead) > _MAX_DEPTH:
+                    raise Malformed(f"values nested deeper than {_MAX_DEPTH}")
+                ahead.append(_items(name, item))
+                break
+            else:
+                raise Malformed(f"{name!r} is a {type(item).__name__}, neither an array nor a plain value")
+        else:
+            ahead.pop()
 
 
-def _leaves(name: str, value: object, depth: int, seen: set[int]) -> Iterator[tuple[str, Any]]:
-    tensor = tensor_of(value)
-    if tensor is not None:
-        yield name, tensor
-    elif value is None or isinstance(value, bool | int | float | str):
-        yield name, value
-    elif isinstance(value, dict | list | tuple):
-        if depth == _MAX_DEPTH:
-            raise Malformed(f"values nested deeper than {_MAX_DEPTH}")
-        if value and id(value) in seen:
-            raise Malformed(f"{name!r} is the same container as an earlier value")
-        seen.add(id(value))
-        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
-            if not isinstance(key, str | int | float):
-                raise Malformed(f"a key that is a {type(key).__name__}")
-            yield from _leaves(f"{name}.{key}" if name else str(key), item, depth + 1, seen)
-    else:
-        raise Malformed(f"{name!r} is a {type(value).__name__}, neither an array nor a plain value")
+def _items(name: str, value: dict[Any, Any] | list[Any] | tuple[Any, ...]) -> Iterator[tuple[str, Any]]:
+    for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+        if not isinstance(key, str | int | float):
+            raise Malformed(f"a key that is a {type(key).__name__}")
+        yield _inside(name, key), item
+
+
+def _inside(name: str, key: object) -> str:
+    return f"{name}.{key}" if name else str(key)
 
 
 def tensor_of(value: object) -> Array | None:

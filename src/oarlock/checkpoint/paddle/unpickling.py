@@ -8,7 +8,7 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
-from oarlock.checkpoint.paddle.records import KNOWN, Known, LocalTensorIndex, Malformed, Span
+from oarlock.checkpoint.paddle.records import KNOWN, Array, Known, LocalTensorIndex, Malformed, Span
 
 MAX_OBJECT_BYTES = 2 << 30
 """What the values of one file may take in memory, tensors aside; a million tensors take about half of it."""
@@ -34,6 +34,7 @@ class Unpickler:
         self._memo: list[Any] = []
         self._first = 0
         self._room = max_bytes
+        self._spans: set[int] = set()
 
     def load(self) -> Any:
         """The value that the program makes.
@@ -65,12 +66,15 @@ class Unpickler:
 
     def _push(self, value: object, num_bytes: int) -> None:
         """Put a value that takes so much memory onto the stack."""
-        self._room -= num_bytes + 8
-        if self._room < 0:
-            raise Malformed("its values take more memory than those of any checkpoint; it is a bomb or damaged")
+        self._charge(num_bytes + 8)
         if len(self._stack) >= _MAX_STACK:
             raise Malformed(f"a list of more than {_MAX_STACK} values at once, which pickle does not write")
         self._stack.append(value)
+
+    def _charge(self, num_bytes: int) -> None:
+        self._room -= num_bytes
+        if self._room < 0:
+            raise Malformed("its values take more memory than those of any checkpoint; it is a bomb or damaged")
 
     def _take(self, num_bytes: int) -> tuple[int, int]:
         """The place of the next bytes."""
@@ -90,7 +94,8 @@ class Unpickler:
             self._push(Span(start, stop, coding == "utf-8"), 80)
             return
         try:
-            self._push(str(self._data[start:stop], coding), 50 + length)
+            text = str(self._data[start:stop], coding)
+            self._push(text, 50 + length if text.isascii() else 80 + 4 * length)
         except UnicodeDecodeError as error:
             raise Malformed(f"text that is not {coding}: {error.reason}") from None
 
@@ -129,14 +134,14 @@ class Unpickler:
         target = self._stack[-1]
         if type(target) is not list:
             raise Malformed(f"items for a {type(target).__name__}")
-        self._room -= 8 * len(items)
+        self._charge(8 * len(items))
         target.extend(items)
 
     def _set(self, items: list[Any]) -> None:
         target = self._stack[-1]
         if type(target) is not dict or len(items) % 2:
             raise Malformed(f"items for a {type(target).__name__}")
-        self._room -= 60 * len(items)
+        self._charge(60 * len(items))
         for key, value in zip(items[::2], items[1::2], strict=True):
             # hashing anything with parts could take for ever
             if type(key) not in (str, int, bool, float) and not (isinstance(key, LocalTensorIndex) and key.complete):
@@ -184,6 +189,10 @@ class Unpickler:
         if isinstance(target, Known) or not hasattr(target, "build"):
             raise Malformed(f"a state for a {type(target).__name__}")
         target.build(state)
+        if isinstance(target, Array) and isinstance(target.data, Span):
+            if target.data.start in self._spans:
+                raise Malformed("two arrays with the same bytes, which would multiply when they are read")
+            self._spans.add(target.data.start)
 
     def _remember(self, index: int) -> None:
         """pickle numbers what it remembers one after the other; any other number could ask for any memory."""
@@ -191,7 +200,7 @@ class Unpickler:
             self._first = min(index, 1)  # Python 2 counts from 1
         if index - self._first != len(self._memo):
             raise Malformed(f"value {len(self._memo)} is remembered as {index}")
-        self._room -= 8
+        self._charge(8)
         self._memo.append(self._stack[-1])
 
     def _recall(self, index: int) -> None:
