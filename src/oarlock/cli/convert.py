@@ -4,7 +4,8 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +21,7 @@ _COPIED = (
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 _DTYPES = ("float64", "float32", "float16", "bfloat16")
 _MAX_LISTED = 5
+_MAX_COMPANION_BYTES = 200_000_000
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -45,6 +47,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         default="hf",
         help="Hugging Face folder, checkpoint, or safetensors for Paddle (hf)",
     )
+    parser.add_argument("--group", default="model", metavar="NAME", help="group of a checkpoint, such as ema (model)")
     parser.add_argument("--dtype", choices=_DTYPES, help="cast tensors of floats; default: as stored")
     parser.add_argument("--max-shard-size", type=parse_size, default=4 * 10**9, metavar="SIZE", help="per file (4GB)")
     parser.add_argument("--dry-run", action="store_true", help="only print the report")
@@ -80,7 +83,8 @@ def run(args: argparse.Namespace) -> int:
                 others=others,
                 progress=progress,
             )
-    print("\n".join([_report(args, conversion, list(others)), *notes]))
+    lines = [*_report(args, conversion, list(others)), *_against_config(args, conversion, others), *notes]
+    print("\n".join(lines))
     return 0
 
 
@@ -97,9 +101,12 @@ def _opened(args: argparse.Namespace) -> tuple["TensorSource", dict[str, bytes],
     """The tensors, the files that belong to them, and lines for the report."""
     from oarlock.checkpoint import open_tensors
     from oarlock.checkpoint.gguf import is_gguf
+    from oarlock.checkpoint.manifest import MANIFEST_NAME
 
+    if args.group != "model" and not (args.source / MANIFEST_NAME).is_file():
+        raise ValueError(f"{args.source} has no groups; only checkpoints of Oarlock have, leave out --group")
     if args.aoa or not is_gguf(args.source):
-        return open_tensors(args.source), _companions(args.source, args.dtype), []
+        return open_tensors(args.source, args.group), _companions(args.source, args.dtype), []
     from oarlock.models.gguf import GgufModel
 
     model = GgufModel(args.source)
@@ -125,12 +132,25 @@ def _companions(source: Path, dtype: str | None) -> dict[str, bytes]:
     if not source.is_dir():
         return {}
     paths = {path for pattern in _COPIED for path in source.glob(pattern) if path.is_file()}
-    files = {path.name: path.read_bytes() for path in sorted(paths)}
+    files = {path.name: _content(path) for path in sorted(paths)}
     if dtype and "config.json" in files:
         config = json.loads(files["config.json"])
         config["dtype" if "dtype" in config else "torch_dtype"] = dtype
         files["config.json"] = (json.dumps(config, indent=2) + "\n").encode()
     return files
+
+
+def _content(path: Path) -> bytes:
+    """A companion's bytes; ValueError if it is huge, or a link to something that is no part of the model."""
+    home, target = path.parent.resolve(), path.resolve()
+    blobs = home.parents[1] / "blobs" if len(home.parents) > 1 else home  # of Hugging Face's cache
+    if target.parent not in (home, blobs):
+        raise ValueError(
+            f"{path} is a link to {target}, outside of the folder, and would be copied; replace it by a file"
+        )
+    if (size := target.stat().st_size) > _MAX_COMPANION_BYTES:
+        raise ValueError(f"{path} has {size:,} bytes; files beside the weights may have {_MAX_COMPANION_BYTES:,}")
+    return path.read_bytes()
 
 
 @contextmanager
@@ -148,8 +168,7 @@ def _bar(total: int) -> Iterator[Callable[[int], None]]:
         yield lambda num_bytes: progress.advance(task, num_bytes)
 
 
-def _report(args: argparse.Namespace, conversion: "Conversion", others: list[str]) -> str:
-    from oarlock.cli.inspect import printable
+def _report(args: argparse.Namespace, conversion: "Conversion", others: list[str]) -> list[str]:
     from oarlock.train.units import format_bytes
 
     sizes = conversion.file_bytes(args.max_shard_size)
@@ -165,7 +184,41 @@ def _report(args: argparse.Namespace, conversion: "Conversion", others: list[str
         ("not named by the program, kept", conversion.unread),
         ("tied to another one, stored once", list(conversion.ties)),
     ):
-        if names:
-            listed = ", ".join(names[:_MAX_LISTED]) + (", ..." if len(names) > _MAX_LISTED else "")
-            lines.append(f"{what}: {len(names)} tensors: {printable(listed)}")
-    return "\n".join(lines)
+        lines += _listed(what, names)
+    return lines
+
+
+def _against_config(args: argparse.Namespace, conversion: "Conversion", others: Mapping[str, bytes]) -> list[str]:
+    """Where the folder becomes one of Hugging Face with a config.json: which tensors that asks for are not there."""
+    if args.to != "hf" or "config.json" not in others:
+        return []
+    import torch
+
+    from oarlock.models import Decoder, DecoderConfig
+    from oarlock.models.weights import export_program
+
+    try:
+        with torch.device("meta"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            expected = export_program(Decoder(DecoderConfig.from_hf(json.loads(others["config.json"])))).tensors
+    except ValueError as error:
+        return [f"missing: cannot be told from config.json ({error})"]
+    missing = [name for name in expected if name not in conversion.outputs and name not in conversion.ties]
+    known = {*expected, "lm_head.weight"}  # a copy of the embedding may lie beside it
+    return [
+        *_listed("missing, though config.json asks for them", missing),
+        *_listed("unexpected by config.json", [name for name in conversion.outputs if name not in known]),
+        *_listed(
+            "of another shape than config.json asks for",
+            [n for n in expected if n in conversion.outputs and conversion.outputs[n].shape != expected[n].shape],
+        ),
+    ] or ["missing: none, by config.json"]
+
+
+def _listed(what: str, names: Sequence[str]) -> list[str]:
+    from oarlock.cli.inspect import printable
+
+    if not names:
+        return []
+    listed = ", ".join(names[:_MAX_LISTED]) + (", ..." if len(names) > _MAX_LISTED else "")
+    return [f"{what}: {len(names)} tensors: {printable(listed)}"]

@@ -20,6 +20,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.add_argument(
         "path", type=Path, metavar="DIR", help="checkpoint, Hugging Face folder, DCP, .safetensors, .gguf"
     )
+    parser.add_argument("--group", metavar="NAME", help="only this group of a checkpoint, such as model or ema")
     parser.add_argument("--verify", action="store_true", help="compare all bytes with their digests")
     parser.add_argument("--json", action="store_true", help="print one JSON object with every tensor")
     parser.add_argument("--html", type=Path, metavar="PATH", help="also write an HTML page")
@@ -28,7 +29,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def run(args: argparse.Namespace) -> int:
     """Print what was found."""
-    found = describe(args.path, verify=args.verify)
+    found = describe(args.path, verify=args.verify, group=args.group)
     if args.html:
         _write_page(found, args.html)
     if args.json:
@@ -38,11 +39,11 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def describe(path: Path, *, verify: bool) -> dict[str, Any]:
+def describe(path: Path, *, verify: bool, group: str | None = None) -> dict[str, Any]:
     """Everything about the tensors, JSON-able.
 
     Raises:
-        CheckpointError: damaged, or malformed; ValueError: `verify`, but the format has no digests.
+        CheckpointError: damaged, or malformed; ValueError: no such group; or `verify`, but the format has no digests.
     """
     from oarlock.checkpoint import load_checkpoint, open_tensors
     from oarlock.checkpoint.conversion import check_layout, pieces
@@ -51,10 +52,12 @@ def describe(path: Path, *, verify: bool) -> dict[str, Any]:
     sources, checksums = {}, "this format has none"
     if (path / MANIFEST_NAME).is_file():
         opened = load_checkpoint(path, verify=True if verify else "read")
-        sources = {group: opened.source(group) for group in opened.groups()}
+        sources = {name: opened.source(name) for name in ([group] if group else opened.groups())}
         checksums = "verified" if verify else "not verified; --verify reads all bytes"
     elif verify:
         raise ValueError(f"{path} has no digests to verify; only checkpoints of Oarlock have")
+    elif group not in (None, "model"):
+        raise ValueError(f"{path} has no groups; only checkpoints of Oarlock have")
     else:
         sources = {"model": open_tensors(path)}
     tensors, sizes = [], {}

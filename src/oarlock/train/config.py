@@ -203,6 +203,21 @@ class CheckpointConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class EmaConfig:
+    """A moving average of the weights, kept beside them and saved with them (the group `ema` of a checkpoint)."""
+
+    decay: float = 0.0
+    """Share of the average that is kept at each step, such as 0.999; 0 = no average."""
+    start: Literal["corrected", "weights", "warmup"] = "corrected"
+    """corrected: only weights after steps count; weights: the average begins as the weights at the start; warmup: a
+    smaller decay at first, (1 + step) / (10 + step)."""
+    evaluate: bool = True
+    """Evaluate the average instead of the weights."""
+    export: bool = True
+    """The model exported at the end is the average."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ParallelConfig:
     """The mesh under torchrun."""
 
@@ -225,6 +240,7 @@ class TrainConfig:
     train: TrainSection = field(default_factory=TrainSection)
     dpo: DpoConfig = field(default_factory=DpoConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    ema: EmaConfig = field(default_factory=EmaConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
 
     def __post_init__(self) -> None:

@@ -46,6 +46,7 @@ class Memory:
     parameters: int
     gradients: int
     optimizer_state: int
+    """With the moving average of the weights, if one is kept."""
     activations: int
     """Kept from the forward pass for the backward pass; under bf16 with the cast weights."""
     loss: int
@@ -207,7 +208,7 @@ def _memory(config: TrainConfig, architecture: DecoderConfig, model: Decoder, *,
     return Memory(
         parameters=weights * _FP32 + sum(b.numel() * b.element_size() for b in model.buffers()),
         gradients=weights * _FP32,
-        optimizer_state=state,
+        optimizer_state=state + (weights * _FP32 if config.ema.decay else 0),
         activations=num_tokens * (kept + _outer_bytes(architecture)) + (0 if checkpointing else cast),
         loss=ahead + logits + casts_of_head + (cast if checkpointing else 0),
         # Either the fused loss scales its gradients, or a layer runs while the head's gradient already exists.

@@ -66,6 +66,7 @@ _LIMITS: dict[str, Limit] = {
     "optimizer.beta2": _DECAY,
     "optimizer.epsilon": _POSITIVE,
     "optimizer.momentum": _DECAY,
+    "ema.decay": _DECAY,
     "schedule.decay_share": _SHARE,
     "schedule.final_factor": _SHARE,
     "dpo.beta": _POSITIVE,

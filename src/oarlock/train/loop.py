@@ -13,7 +13,7 @@ import math
 import shutil
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -28,6 +28,7 @@ from oarlock.train.build import build_model, choose_device, decoder_config
 from oarlock.train.config import TrainConfig
 from oarlock.train.data import Batch, EvaluationLoader, PackedLoader
 from oarlock.train.divergence import NonFiniteLossError, dump_batches, dump_facts
+from oarlock.train.ema import WeightAverage
 from oarlock.train.environment import environment, peak_memory_bytes
 from oarlock.train.metrics import MetricsLog
 from oarlock.train.optim import build_optimizers
@@ -98,7 +99,11 @@ class Trainer:
         mesh.check_same_parameters(self.model)
         self.optimizers = build_optimizers(self.model, config.optimizer)
         self.task.start(self.model, self.data, mesh, self.device)
-        self.saved = TrainingState(self.model, self.optimizers, self.loader, self.data.directory.name)
+        ema = config.ema
+        self.average = WeightAverage(self.model, ema.decay, ema.start) if ema.decay else None
+        self.saved = TrainingState(
+            self.model, self.optimizers, self.loader, self.data.directory.name, average=self.average
+        )
         self.num_steps = config.train.steps or self._steps_for(config.train.flops)
         if self.resume_from is not None:
             saved = self.saved.load(self.resume_from, device=self.device, rank=self.rank, num_ranks=self.num_ranks)
@@ -171,6 +176,8 @@ class Trainer:
             optimizer.step()
             optimizer.zero_grad()
         self.model.update_balance(self.config.train.balance_rate)
+        if self.average is not None:
+            self.average.update()
 
         seconds = time.perf_counter() - began
         self.state.step, self.state.tokens = step, self.state.tokens + int(tokens)
@@ -290,7 +297,8 @@ class Trainer:
 
     def _evaluate(self, progress: Progress) -> None:
         began = time.perf_counter()
-        result = self.task.evaluate(self.model, self.validation, self.mesh, self.device)
+        with self._averaged(self.config.ema.evaluate):
+            result = self.task.evaluate(self.model, self.validation, self.mesh, self.device)
         seconds = time.perf_counter() - began
         self.last_evaluation = result
         self.state.best_loss = min(self.state.best_loss, result.loss)
@@ -310,13 +318,18 @@ class Trainer:
         self.saved.save(self.directory.checkpoints, self.config, self.mesh.size("data"))
         self._write_status(finished=False, stopped_by=stopped_by)
 
+    def _averaged(self, wanted: bool) -> AbstractContextManager[None]:
+        """Meanwhile the model's weights are their average, if there is one and it is wanted."""
+        return self.average.applied() if self.average is not None and wanted else nullcontext()
+
     def _export(self) -> None:
         """The finished model as a Hugging Face folder, published by one rename."""
         target = self.directory.export
         building = target.with_name(f".{target.name}.tmp")
         shutil.rmtree(building, ignore_errors=True)
         try:
-            models.save(self.model, building)
+            with self._averaged(self.config.ema.export):
+                models.save(self.model, building)
             for file in sorted(self.data.tokenizer_path.iterdir()):
                 shutil.copy(file, building / file.name)
             special = {"bos_token_id": self.data.bos_id, "eos_token_id": self.data.eos_id}

@@ -13,6 +13,7 @@ from oarlock.checkpoint import Checkpoint
 from oarlock.models import Decoder
 from oarlock.train.config import TrainConfig
 from oarlock.train.data import PackedLoader
+from oarlock.train.ema import WeightAverage
 
 
 @dataclass
@@ -41,6 +42,7 @@ class TrainingState:
     data_key: str
     """Hash of the text, its split and its tokenizer."""
     loop: LoopState = field(default_factory=LoopState)
+    average: WeightAverage | None = None
 
     def save(self, root: Path, config: TrainConfig, data_ranks: int) -> None:
         """Save a checkpoint of the present step into `root`; all ranks call it.
@@ -58,6 +60,8 @@ class TrainingState:
         for name, optimizer in self.optimizers.items():
             tensors[f"optimizer_{name}"] = checkpoint.optimizer_tensors(optimizer, parameters.items())
             optimizer_states[name] = checkpoint.optimizer_state(optimizer, parameters.items())
+        if self.average is not None:
+            tensors["ema"] = self.average.tensors()
         rng_tensors, rng_state = checkpoint.capture_rng()
         checkpoint.save_checkpoint(
             root,
@@ -70,6 +74,7 @@ class TrainingState:
                 "data": self.data_key,
                 "budget": config.train.flops,
                 "data_ranks": data_ranks,
+                "ema_updates": self.average.num_updates if self.average else 0,
             },
             rank_tensors={"rng": rng_tensors},
             rank_state=rng_state,
@@ -116,11 +121,22 @@ class TrainingState:
         for name, optimizer in self.optimizers.items():
             # the learning rates of this configuration hold, also where they were changed
             checkpoint.load_optimizer(optimizer, parameters.items(), tensors[name], options[name], options=False)
+        self._load_average(saved)
         self.loader.load_state_dict(place)
         self.loop = loop
         if saved.world_size == num_ranks:
             checkpoint.restore_rng(saved.tensors("rng", rank=rank), saved.rank_state(rank))
         return saved
+
+    def _load_average(self, saved: Checkpoint) -> None:
+        """As it was saved; if there was none, it begins with the weights that were."""
+        if self.average is None:
+            return
+        if "ema" in saved.groups():
+            saved.load("ema", self.average.tensors())
+            self.average.num_updates = saved.state["ema_updates"]
+        else:
+            self.average.reset()
 
     def _check_model(self, saved: Checkpoint) -> None:
         found = saved.shapes("model")
