@@ -16,6 +16,7 @@ FILES = {
     **{f"model{protocol}.pdparams": "model" for protocol in (2, 3, 4)},
     **{f"optimizer{protocol}.pdopt": "optimizer" for protocol in (2, 3, 4)},
     **{f"everything{protocol}.pdparams": "everything" for protocol in (2, 4)},
+    **{f"empty{protocol}.pdparams": "empty" for protocol in (2, 4)},
     "half.pdparams": "half",
     "half.pdopt": "half-optimizer",
     "one.pdtensor": "one",
