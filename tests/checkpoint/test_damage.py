@@ -4,6 +4,7 @@ import json
 import re
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -122,6 +123,10 @@ def test_digest_message_names_expected_and_found(path: Path) -> None:
         ('"file": "model.safetensors"', '"file": "other.safetensors"', "no file for tensor 'w' of group 'model'"),
         ('"config.json": {"bytes"', '"config.json": {"size"', "malformed"),
         ('"tensors": {', '"nothing": {', "malformed.*tensors"),
+        ('"shape": [30, 5]', '"shape": [-30, -5]', r"malformed.*a tensor of shape \[-30, -5\]"),
+        ('"shape": [30, 5]', '"shape": [1e400]', "malformed.*infinity"),
+        ('"shape": [30, 5]', '"shape": [4294967296, 4294967296]', "malformed.*a tensor of shape"),
+        ('"state": {', '"state": ' + "[" * 100_000 + "{", "not readable as JSON .maximum recursion"),
     ],
 )
 def test_edited_manifests(path: Path, old: str, new: str, message: str) -> None:
@@ -150,11 +155,41 @@ def test_an_edited_state_needs_verify_off(path: Path) -> None:
         ('"dtype": "float32", "shape": [30, 5]', '"dtype": "float32", "shape": [5, 30]', r"expected F32 \[5, 30\]"),
         ('"dtype": "float32", "shape": [30, 5]', '"dtype": "int32", "shape": [30, 5]', r"expected I32 \[30, 5\]"),
         ('"w": {', '"v": {', "tensor 'v'.*header says None"),
+        ('"dtype": "float32", "shape": [30, 5]', '"dtype": "float33", "shape": [30, 5]', "'w': .*no dtype 'float33'"),
+        ('"dtype": "float32", "shape": [30, 5]', '"dtype": "qint32", "shape": [30, 5]', "'w': .*no dtype 'qint32'"),
+        ('"dtype": "float32", "shape": [30, 5]', '"dtype": "float32", "shape": [300000000000, 5]', "expected F32"),
     ],
 )
 def test_manifest_and_tensor_file_must_agree(path: Path, old: str, new: str, message: str) -> None:
     file = path / "oarlock.json"
     file.write_text(file.read_text().replace(old, new, 1))
+    with pytest.raises(CheckpointError, match=message):
+        load_checkpoint(path, verify=False).tensors("model")
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "message"),
+    [
+        (
+            ("programs", "model", "tensors", "w", "shape"),
+            [2, 4],
+            r"makes 'v' float32 \[4, 2\]; stored is float32 \[3, 2\]",
+        ),
+        (("programs", "model", "tensors", "w", "dtype"), "int8", "makes 'v' int8"),
+        (("programs", "model", "aoa"), "w -> u", r"makes 'u' float32 \[2, 3\]; stored is None"),
+        (("programs", "model", "aoa"), "w -> ", "expected the name of a tensor"),
+        (("programs", "model", "tensors", "w"), {"same_as": "x"}, "malformed.*'w' of a program"),
+        (("tensors", "model", "v", "shape"), [6], r"makes 'v' float32 \[3, 2\]; stored is float32 \[6\]"),
+        (("tensors", "model"), {}, "stored is None"),
+    ],
+)
+def test_a_program_must_make_what_is_stored(tmp_path: Path, place: tuple[str, ...], value: Any, message: str) -> None:
+    path = save_checkpoint(tmp_path, 1, tensors={"model": {"w": torch.ones(2, 3)}}, hf={"model": "w^T -> v"})
+    content = inner = json.loads((path / "oarlock.json").read_text())
+    for key in place[:-1]:
+        inner = inner[key]
+    inner[place[-1]] = value
+    (path / "oarlock.json").write_text(json.dumps(content))
     with pytest.raises(CheckpointError, match=message):
         load_checkpoint(path, verify=False).tensors("model")
 
@@ -168,6 +203,7 @@ def test_manifest_and_tensor_file_must_agree(path: Path, old: str, new: str, mes
         lambda raw: raw.replace(b'"data_offsets":[0,600]', b'"data_offsets":[0,599]'),
         lambda raw: raw.replace(b'"data_offsets":[0,600]', b'"data_offsets":[-9,59]'),
         lambda raw: raw.replace(b'"data_offsets":[0,600]', b'"data_offsets":[""]   '),
+        lambda raw: raw[:8] + b"[" * (len(raw) - 8),
     ],
 )
 def test_hostile_headers_without_verification(path: Path, damage) -> None:

@@ -2,8 +2,10 @@
 
 import json
 import pickle
+import re
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -89,6 +91,40 @@ def test_a_name_twice_in_one_header(tmp_path: Path) -> None:
         open_tensors(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "header",
+    [
+        {"__metadata__": ["format"], "w": {"dtype": "U8", "shape": [2], "data_offsets": [0, 2]}},
+        {"w": {"dtype": "U8", "shape": [True, 2], "data_offsets": [0, 2]}},
+        {"w": {"dtype": "U8", "shape": [1 << 70], "data_offsets": [0, 2]}},
+        {"w": {"dtype": "U8", "shape": [1 << 31], "data_offsets": [0, 1 << 31]}},
+        {"w": {"dtype": "U8", "shape": [2], "data_offsets": [2, 0]}},
+        {"w": {"dtype": "U8", "shape": [2]}},
+        {"w": None},
+    ],
+)
+def test_headers_that_claim_what_cannot_be(tmp_path: Path, header: dict[str, Any]) -> None:
+    """Nothing is allocated for them."""
+    raw = json.dumps(header).encode()
+    (tmp_path / "m.safetensors").write_bytes(len(raw).to_bytes(8, "little") + raw + b"12")
+    with pytest.raises(CheckpointError, match=r"m\.safetensors"):
+        open_tensors(tmp_path)
+
+
+@pytest.mark.parametrize("weight_map", [{"w": ""}, {"w": "a\0b"}, {"w": 1}, [], None])
+def test_hostile_indices(tmp_path: Path, weight_map: object) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    with pytest.raises(CheckpointError):
+        open_tensors(tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_text("[" * 100_000)
+    with pytest.raises(CheckpointError, match="not a readable index"):
+        open_tensors(tmp_path)
+    (tmp_path / "model.safetensors.index.json").unlink()
+    (tmp_path / "folder.safetensors").mkdir()
+    with pytest.raises(CheckpointError, match=r"folder\.safetensors: cannot be read"):
+        open_tensors(tmp_path)
+
+
 def test_damaged_folders(folder: Path) -> None:
     index = folder / "model.safetensors.index.json"
     good = index.read_text()
@@ -132,6 +168,24 @@ def test_one_process_of_dcp(tmp_path: Path) -> None:
 class Evil:
     def __reduce__(self) -> tuple:
         return print, ("code of a stranger runs",)
+
+
+def test_metadata_of_another_python_and_of_none(tmp_path: Path) -> None:
+    """Paths are in `pathlib._local` where Python 3.13 wrote them."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dcp.save({"a": torch.arange(3)}, checkpoint_id=tmp_path)
+    metadata = tmp_path / ".metadata"
+    raw = metadata.read_bytes()
+    assert b"\x8c\x07pathlib" in raw
+    metadata.write_bytes(
+        re.sub(rb"\x95.{8}", b"", raw, count=1, flags=re.DOTALL).replace(b"\x8c\x07pathlib", b"\x8c\x0epathlib._local")
+    )
+    assert torch.equal(open_tensors(tmp_path).read()["a"], torch.arange(3))
+    for hostile in (b"\x80\x04\x95" + b"\xff" * 8, raw[:40], b"\x80\x04" + b"(" * 10, b""):
+        metadata.write_bytes(hostile)
+        with pytest.raises(CheckpointError, match="not readable"):
+            open_tensors(tmp_path)
 
 
 def test_metadata_with_code_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

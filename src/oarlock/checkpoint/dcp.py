@@ -37,8 +37,11 @@ _KNOWN = {
     ("collections", "OrderedDict"),
     ("pathlib", "PosixPath"),
     ("pathlib", "Path"),
-    ("pathlib._local", "PosixPath"),
 }
+_MALFORMED = (
+    *(pickle.UnpicklingError, AttributeError, KeyError, TypeError, ValueError, EOFError, IndexError),
+    *(OverflowError, MemoryError, RecursionError),
+)
 
 
 def open_dcp(path: str | PathLike[str]) -> TensorSource:
@@ -54,13 +57,15 @@ def open_dcp(path: str | PathLike[str]) -> TensorSource:
         tensors = _tensors(path, metadata)
     except OSError as error:
         raise CheckpointError(f"{path / METADATA}: {error.strerror}; this is no directory of torch DCP") from error
-    except (pickle.UnpicklingError, AttributeError, KeyError, TypeError, ValueError, EOFError, IndexError) as error:
+    except _MALFORMED as error:
         raise CheckpointError(f"{path / METADATA}: not readable ({type(error).__name__}: {error})") from error
     return TensorSource(str(path), tensors)
 
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module_name: str, global_name: str) -> Any:
+        if module_name == "pathlib._local":  # where Python 3.13 has what others have in pathlib
+            module_name = "pathlib"
         is_dtype = module_name == "torch" and isinstance(getattr(torch, global_name, None), torch.dtype)
         if is_dtype or (module_name, global_name) in _KNOWN:
             return super().find_class(module_name, global_name)

@@ -25,6 +25,7 @@ SAFETENSORS_NAMES = {
 }
 
 
+_QUANTIZED = {"qint8", "quint8", "qint32", "quint4x2", "quint2x4"}  # their tensors are more than their elements
 _DTYPES = {code: dtype for dtype, code in SAFETENSORS_NAMES.items()}
 
 
@@ -39,8 +40,8 @@ def dtype_from_safetensors(code: str) -> torch.dtype | None:
 
 
 def dtype_of(name: str) -> torch.dtype:
-    """The inverse of dtype_name; ValueError if this torch has no such dtype."""
+    """The inverse of dtype_name; ValueError if this torch has no such dtype for plain tensors."""
     dtype = getattr(torch, name, None)
-    if not isinstance(dtype, torch.dtype):
+    if not isinstance(dtype, torch.dtype) or name in _QUANTIZED:
         raise ValueError(f"torch {torch.__version__} has no dtype {name!r}")
     return dtype

@@ -78,6 +78,16 @@ def compile_export(group: str, program: ProgramEntry) -> Export:
     return Export(outputs, recovered, ties)
 
 
+def check_stored(export: Export, entries: Mapping[str, TensorEntry]) -> None:
+    """Raise ValueError unless what the program makes is what is stored."""
+    for name, relation in export.outputs.items():
+        entry = entries.get(name, TensorEntry())
+        made = dtype_name(relation.dtype)
+        if (entry.dtype, entry.shape) != (made, relation.shape):
+            found = f"{entry.dtype or None} {list(entry.shape)}"
+            raise ValueError(f"it makes {name!r} {made} {list(relation.shape)}; stored is {found}")
+
+
 @dataclass(frozen=True)
 class ExportPlan:
     """The files of a group, what the manifest says about their tensors, and who sends what."""

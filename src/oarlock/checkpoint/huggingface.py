@@ -59,6 +59,8 @@ def _source(path: Path, files: list[Path], weight_map: dict[str, str] | None) ->
         mapped = MappedFile(file)
         for name, entry in mapped.header.items():
             if name == "__metadata__":
+                if not isinstance(entry, dict):
+                    raise CheckpointError(f"{file}: its metadata are malformed: {entry}")
                 metadata.update(entry)
                 continue
             if name in home:
@@ -76,10 +78,11 @@ def _source(path: Path, files: list[Path], weight_map: dict[str, str] | None) ->
 
 def _stored(file: MappedFile, name: str, entry: object) -> StoredTensor:
     match entry:
-        case {"dtype": str(code), "shape": list(shape)} if all(isinstance(n, int) and n >= 0 for n in shape):
+        case {"dtype": str(code), "shape": list(shape)} if all(type(n) is int and n >= 0 for n in shape):
             dtype = dtype_from_safetensors(code)
             if dtype is None:
                 raise CheckpointError(f"{file.path}: tensor {name!r} has dtype {code}, which this torch cannot hold")
+            file.check(name, dtype, tuple(shape))
             box = Box.whole(shape)
             return StoredTensor(dtype, tuple(shape), (StoredPiece(file, name, box),))
     raise CheckpointError(f"{file.path}: the header's entry of tensor {name!r} is malformed: {entry}")
@@ -89,9 +92,9 @@ def _read_index(path: Path) -> dict[str, str]:
     try:
         content = json.loads(path.read_bytes())
         weight_map = {str(name): str(file) for name, file in content["weight_map"].items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{path}: not a readable index ({type(error).__name__}: {error})") from None
     for file in set(weight_map.values()):
-        if "/" in file or file.startswith("."):
+        if "/" in file or "\0" in file or not file or file.startswith("."):
             raise CheckpointError(f"{path}: names the file {file!r}, which is not in its folder")
     return weight_map

@@ -5,6 +5,7 @@ a damaged manifest is noticed like any other damaged file.
 """
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ VERSION = 2
 MANIFEST_NAME = "oarlock.json"
 ADVICE = "restore it from a copy, or move it away and use the checkpoint before it"
 
+_MAX_ELEMENTS = 1 << 60  # beyond any file; keeps all arithmetic on sizes in 64 bits
 _STEP_DIRECTORY = re.compile(r"step-([0-9]{8,})(?:\.([1-9][0-9]*))?")
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*")
 _DIGEST_LINE = re.compile(rb'"digest": "([0-9a-f]{16})"\n}\n\Z')
@@ -172,7 +174,7 @@ def read_manifest(directory: Path, *, verify: bool = True) -> Manifest:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
     try:
         content = json.loads(raw)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: not readable as JSON ({error}); it is damaged; {ADVICE}") from None
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         found = content.get("format") if isinstance(content, dict) else type(content).__name__
@@ -194,7 +196,7 @@ def read_manifest(directory: Path, *, verify: bool = True) -> Manifest:
             )
     try:
         return _decode(content)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise CheckpointError(f"{path}: malformed ({type(error).__name__}: {error}); {ADVICE}") from error
 
 
@@ -219,6 +221,8 @@ def _decode_entry(entry: dict[str, Any]) -> TensorEntry:
     if "same_as" in entry:
         return TensorEntry(same_as=str(entry["same_as"]))
     shape = tuple(map(int, entry["shape"]))
+    if min(shape, default=0) < 0 or math.prod(shape) > _MAX_ELEMENTS:
+        raise ValueError(f"a tensor of shape {list(shape)}")
     if "file" in entry:
         pieces = [PieceEntry(check_plain_name(entry["file"], "file"), Box.whole(shape))]
     elif "pieces" not in entry:
@@ -282,7 +286,11 @@ def _encode_copies(copies: Copies) -> dict[str, Any]:
 
 
 def _decode_program(program: dict[str, Any]) -> ProgramEntry:
-    return ProgramEntry(str(program["aoa"]), {name: _decode_entry(entry) for name, entry in program["tensors"].items()})
+    tensors = {name: _decode_entry(entry) for name, entry in program["tensors"].items()}
+    for name, entry in tensors.items():
+        if entry.same_as and (entry.same_as not in tensors or tensors[entry.same_as].same_as):
+            raise ValueError(f"{name!r} of a program is said to be the same as {entry.same_as!r}, which it is not")
+    return ProgramEntry(str(program["aoa"]), tensors)
 
 
 def _program_block(program: ProgramEntry) -> str:

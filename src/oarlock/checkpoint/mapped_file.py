@@ -43,15 +43,17 @@ class MappedFile:
         """
         try:
             size = self.path.stat().st_size
-            if self._num_bytes is not None and size != self._num_bytes:
-                kind = "truncated: it ends" if size < self._num_bytes else "it has"
-                extra = f"{abs(size - self._num_bytes)} bytes {'early' if size < self._num_bytes else 'too many'}"
-                raise CheckpointError(f"{self.path}: {kind} {extra}; {ADVICE}")
-            if not size:
-                return torch.empty(0, dtype=torch.uint8)
-            return torch.from_file(str(self.path), shared=False, size=size, dtype=torch.uint8)
-        except OSError as error:
-            raise CheckpointError(f"{self.path}: cannot be read: {error.strerror}") from error
+            data = torch.empty(0, dtype=torch.uint8)
+            if size:
+                data = torch.from_file(str(self.path), shared=False, size=size, dtype=torch.uint8)
+        except (OSError, RuntimeError) as error:  # torch raises the latter, for whatever mmap says
+            reason = error.strerror if isinstance(error, OSError) else str(error).partition("\n")[0]
+            raise CheckpointError(f"{self.path}: cannot be read: {reason}") from error
+        if self._num_bytes is not None and size != self._num_bytes:
+            kind = "truncated: it ends" if size < self._num_bytes else "it has"
+            extra = f"{abs(size - self._num_bytes)} bytes {'early' if size < self._num_bytes else 'too many'}"
+            raise CheckpointError(f"{self.path}: {kind} {extra}; {ADVICE}")
+        return data
 
     @cached_property
     def _header(self) -> tuple[int, dict[str, Any]]:
@@ -64,7 +66,7 @@ class MappedFile:
             )
         try:
             header = json.loads(self.bytes[8 : 8 + length].numpy().tobytes(), object_pairs_hook=_without_duplicates)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise CheckpointError(f"{self.path}: its header is not readable as JSON ({error}); {ADVICE}") from None
         if not isinstance(header, dict):
             raise CheckpointError(f"{self.path}: its header is not a JSON object; {ADVICE}")

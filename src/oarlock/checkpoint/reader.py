@@ -19,7 +19,7 @@ from oarlock.checkpoint.boxes import Box
 from oarlock.checkpoint.derived import Derived
 from oarlock.checkpoint.directory import list_checkpoints
 from oarlock.checkpoint.dtypes import dtype_of
-from oarlock.checkpoint.export import compile_export
+from oarlock.checkpoint.export import check_stored, compile_export
 from oarlock.checkpoint.loading import LoadReport, Strict, Verify
 from oarlock.checkpoint.manifest import ADVICE, CheckpointError, Manifest, TensorEntry, piece_name, read_manifest
 from oarlock.checkpoint.mapped_file import MappedFile
@@ -144,6 +144,7 @@ class Checkpoint:
         program = self._manifest.programs[group]
         try:
             export = compile_export(group, program)
+            check_stored(export, entries)
         except (ValueError, AOAError) as error:
             raise CheckpointError(
                 f"{self.path}: the program of group {group!r} in the manifest fails: {error}"
@@ -162,7 +163,10 @@ class Checkpoint:
             )
             for piece in entry.pieces
         ]
-        return StoredTensor(dtype_of(entry.dtype), entry.shape, tuple(pieces))
+        try:
+            return StoredTensor(dtype_of(entry.dtype), entry.shape, tuple(pieces))
+        except ValueError as error:
+            raise CheckpointError(f"{self.path}: tensor {name!r}: {error}") from None
 
     def _map(self, name: str) -> MappedFile:
         if name not in self._files:

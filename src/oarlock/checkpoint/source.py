@@ -41,6 +41,10 @@ class TensorSource:
         if absent := [name for name in wanted if name not in self.tensors]:
             raise CheckpointError(f"{self.label} has no tensor {absent[0]!r}")
         stored = {id(self.tensors[name]): self.tensors[name] for name in wanted}
+        for tensor in stored.values():
+            if isinstance(tensor, StoredTensor):  # before memory is taken for what a file only claims to hold
+                for piece in tensor.pieces:
+                    piece.file.check(piece.name, tensor.dtype, piece.box.size)
         new = {key: torch.empty(tensor.shape, dtype=tensor.dtype, device=device) for key, tensor in stored.items()}
         load_tensors(
             self.label,
