@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Iterable
 from types import CodeType
 from typing import NamedTuple
 
@@ -22,6 +23,13 @@ class Frame(NamedTuple):
     filename: str
     line: int
     name: str
+
+
+def outside_torch(frames: Iterable[Frame]) -> Frame | None:
+    """The innermost level that is not torch's own, else the innermost; None of an empty stack."""
+    levels = list(frames)
+    own = (level for level in levels if "/torch/" not in level.filename and "::" not in level.name)
+    return next(own, levels[0] if levels else None)
 
 
 class StackTable:
@@ -68,6 +76,14 @@ class StackTable:
         """The levels of a stack, innermost first."""
         levels = self._stacks[number]
         return tuple(self._frame(self._codes[levels[i]], levels[i + 1]) for i in range(0, len(levels), 2))
+
+    def export(self) -> tuple[list[Frame], list[tuple[int, ...]]]:
+        """All stacks so far: different frames, and for each stack rows of them, innermost first."""
+        rows: dict[Frame, int] = {}
+        stacks = []
+        for number in range(len(self)):
+            stacks.append(tuple(rows.setdefault(frame, len(rows)) for frame in self.frames(number)))
+        return list(rows), stacks
 
     def _frame(self, code: CodeType, instruction: int) -> Frame:
         lines = list(code.co_positions())

@@ -1,5 +1,8 @@
 """Pages: hostile text stays text, numbers line up, nothing is loaded from outside, a write is whole or absent."""
 
+import base64
+import hashlib
+import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -78,6 +81,20 @@ def test_nothing_is_loaded_or_run() -> None:
     assert policy == ["default-src 'none'; style-src 'unsafe-inline'"]
     assert "url(" not in full_page("x")
     assert "@import" not in full_page("x")
+
+
+def test_only_the_script_of_an_interactive_part_may_run() -> None:
+    page = Page("x")
+    script = "document.title='read'"
+    page.interactive("<p>here</p>", script, {"text": "</script><script>alert(1)</script>"}, style="p{margin:0}")
+    reader = Reader(page.html())
+    assert [attributes.get("type") for tag, attributes in reader.tags if tag == "script"] == ["application/json", None]
+    policy = next(a["content"] for tag, a in reader.tags if tag == "meta" and a.get("http-equiv"))
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert policy == f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+    text = re.findall(r'<script type="application/json" id="data-1">(.*?)</script>', page.html())
+    assert [json.loads(part) for part in text] == [{"text": "</script><script>alert(1)</script>"}]
+    assert "p{margin:0}</style>" in page.html()
 
 
 def test_columns_of_numbers_are_aligned_to_the_right() -> None:

@@ -19,6 +19,7 @@ COMMANDS = {
     "data": "tokenise a corpus once, into a cache the trainer reads",
     "inspect": "tensors, sizes and checksums of a checkpoint or a Hugging Face folder",
     "convert": "rewrite a checkpoint or a Hugging Face folder as another",
+    "memory": "look at a recording or snapshot of memory",
     "plan": "parameters, FLOPs and memory of a configuration, without allocating",
     "bench": "run a benchmark and compare it with an earlier one",
     "doctor": "what this installation can do, and why not",

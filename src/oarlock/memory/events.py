@@ -33,7 +33,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from oarlock.stacks import Frame
+from oarlock.stacks import Frame, outside_torch
 
 EVENT = np.dtype(
     [
@@ -130,6 +130,11 @@ class Recording:
     def stack(self, number: int) -> list[Frame]:
         """The levels of a stack, innermost first."""
         return [self.frames[i] for i in self.stacks[number]]
+
+    def place(self, number: int) -> str:
+        """file:line of the innermost level of a stack outside torch; "" without a stack."""
+        level = outside_torch(self.stack(number))
+        return f"{Path(level.filename).name}:{level.line} {level.name}" if level else ""
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Writes the file whole or not at all."""

@@ -14,6 +14,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Literal
 
+import torch
+
 from oarlock import _native
 from oarlock._native import abi
 
@@ -26,6 +28,13 @@ _INVALID_ARGUMENT, _OUT_OF_MEMORY, _DRIVER_FAILED = 1, 2, 3
 
 class OutOfMemoryError(MemoryError):
     """A request that the pool cannot meet; the message says where the memory is and what would have helped."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that a device, a pool or the host has no memory left."""
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)  # torch's CPU allocator
 
 
 class DriverError(RuntimeError):

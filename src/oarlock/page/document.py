@@ -1,6 +1,9 @@
 """An HTML page: headings, facts, tables, code and charts in one file that needs nothing else."""
 
+import base64
+import hashlib
 import html
+import json
 import os
 import re
 from collections.abc import Iterable, Sequence
@@ -30,6 +33,8 @@ class Page:
         self, title: str, *, subtitle: str = "", kicker: str = "Oarlock", refresh_seconds: int | None = None
     ) -> None:
         self._title, self._refresh = title, refresh_seconds
+        self._scripts: list[str] = []
+        self._more_style = ""
         self._parts = [
             f'<header><p class="kicker">{escape(kicker)}</p><h1>{escape(title)}</h1>'
             + (f'<p class="subtitle">{escape(subtitle)}</p>' if subtitle else "")
@@ -93,16 +98,35 @@ class Page:
         """Charts (`line_chart` results) side by side where there is room."""
         self._parts.append(f'<div class="charts">{"".join(f"<figure>{chart}</figure>" for chart in charts)}</div>')
 
+    def interactive(self, markup: str, script: str, data: object, *, style: str = "") -> None:
+        """A part that answers to the reader: its elements, its program and the numbers that it shows.
+
+        Args:
+            markup: elements, as they are: texts from elsewhere belong in `data`.
+            script: JavaScript; the page's policy lets this one run and no other, and nothing is loaded.
+            data: JSON-able; the script finds it in the element with id "data-1", in a second call "data-2", ...
+            style: CSS of its own, beside the page's.
+        """
+        text = json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+        digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+        self._scripts.append(f"'sha256-{digest}'")
+        self._more_style += style
+        self._parts.append(
+            f'{markup}<script type="application/json" id="data-{len(self._scripts)}">{text}</script>'
+            f"<script>{script}</script>"
+        )
+
     def html(self) -> str:
         """The page as one string."""
         refresh = f'<meta http-equiv="refresh" content="{int(self._refresh)}">' if self._refresh else ""
+        policy = ["default-src 'none'", "style-src 'unsafe-inline'"]
+        policy += [f"script-src {' '.join(self._scripts)}"] if self._scripts else []
         return (
             '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
             '<meta name="viewport" content="width=device-width, initial-scale=1">'
-            "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
-            f"{refresh}<title>{escape(self._title)}</title><style>{_STYLE}</style></head>\n<body><main>\n"
-            + "\n".join(self._parts)
-            + "\n</main></body></html>\n"
+            f'<meta http-equiv="Content-Security-Policy" content="{"; ".join(policy)}">'
+            f"{refresh}<title>{escape(self._title)}</title><style>{_STYLE}{self._more_style}</style></head>\n"
+            "<body><main>\n" + "\n".join(self._parts) + "\n</main></body></html>\n"
         )
 
     def write(self, path: str | os.PathLike[str]) -> Path:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from oarlock.attention.context_parallel import LEAST_CHUNK
+from oarlock.memory import SUFFIXES
 from oarlock.train.data.corpus import CorpusConfig
 from oarlock.train.limits import check_limits
 
@@ -29,6 +30,7 @@ _PATHS = (
     "data.chat_template",
     "data.cache",
     "train.out",
+    "memory.record",
 )
 
 _COMMAND_LINE = "command line"
@@ -230,6 +232,19 @@ class ParallelConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MemoryConfig:
+    """What is told about memory."""
+
+    record: str = ""
+    """File that tells every allocation of the run, written at its end or where memory runs out: .html (a page), .pickle
+    (a snapshot for torch's viewer), .json (Perfetto) or .npz (for `oarlock memory view`); empty = do not record."""
+    stacks: bool = True
+    """Also note where in the program each allocation was made."""
+    events: int = 1_000_000
+    """Allocations and frees that are kept, the last ones (40 bytes each)."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainConfig:
     """Everything a run depends on."""
 
@@ -242,12 +257,15 @@ class TrainConfig:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     ema: EmaConfig = field(default_factory=EmaConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    memory: MemoryConfig = field(default_factory=MemoryConfig)
 
     def __post_init__(self) -> None:
         """Refuse values that no run can use, naming the key."""
         check_limits(self.to_dict())
         if self.train.steps == 0 and self.train.flops == 0:
             raise ValueError("nothing to do: set train.steps, or a budget in train.flops (for example 2e13)")
+        if self.memory.record and Path(self.memory.record).suffix not in SUFFIXES:
+            raise ValueError(f"memory.record = {self.memory.record!r} must end in one of {', '.join(SUFFIXES)}")
         shortest = LEAST_CHUNK * self.parallel.context
         if self.parallel.context > 1 and self.data.sequence_length < shortest:
             raise ValueError(

@@ -57,6 +57,7 @@ _LIMITS: dict[str, Limit] = {
             "train.accumulation",
             "parallel.context",
             "parallel.timeout_seconds",
+            "memory.events",
         ),
         _AT_LEAST_ONE,
     ),

@@ -21,6 +21,7 @@ import torch
 
 from oarlock import _native, checkpoint, models
 from oarlock.checkpoint import Checkpoint
+from oarlock.memory import span
 from oarlock.models.window import with_window
 from oarlock.ops.peak import matmul_peak
 from oarlock.parallel import Mesh
@@ -30,6 +31,7 @@ from oarlock.train.data import Batch, EvaluationLoader, PackedLoader
 from oarlock.train.divergence import NonFiniteLossError, dump_batches, dump_facts
 from oarlock.train.ema import WeightAverage
 from oarlock.train.environment import environment, peak_memory_bytes
+from oarlock.train.memory import recorded
 from oarlock.train.metrics import MetricsLog
 from oarlock.train.optim import build_optimizers
 from oarlock.train.progress import Progress
@@ -125,12 +127,16 @@ class Trainer:
             cleanup.enter_context(collection_at_chosen_steps(train.gc_every > 0))
             cleanup.callback(checkpoint.finish_saves)
             self._announce(progress)
+            optimizers = self.optimizers.values()
+            cleanup.enter_context(recorded(self.config.memory, self.model, optimizers, self.device, self.rank))
             if self.resume_from is None:
                 self._evaluate(progress)
             progress.start(self.state.step)
             stopped_by = ""
             while self.state.step < self.num_steps and not stopped_by:
-                if self._step(progress, stop):
+                with span(f"step {self.state.step + 1}"):
+                    asked = self._step(progress, stop)
+                if asked:
                     stopped_by = stop.requested or "a signal to another rank"
                 last = self.state.step == self.num_steps
                 if last or (train.eval_every and self.state.step % train.eval_every == 0):
@@ -172,9 +178,10 @@ class Trainer:
         norm = self._clip_gradients()
         if not (math.isfinite(loss) and math.isfinite(norm)):
             raise self._diverged(f"loss {loss}, gradient norm {norm}", loss, norm, batches)
-        for optimizer in self.optimizers.values():
-            optimizer.step()
-            optimizer.zero_grad()
+        with span("optimizer"):
+            for optimizer in self.optimizers.values():
+                optimizer.step()
+                optimizer.zero_grad()
         self.model.update_balance(self.config.train.balance_rate)
         if self.average is not None:
             self.average.update()
@@ -199,10 +206,12 @@ class Trainer:
     def _backward(self, batch: Batch, num_losses: float) -> list[float]:
         """Add one micro-batch's gradients; returns its model FLOPs, its summed loss and the task's summed metrics."""
         mask = batch.mask(self.device)
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.train.dtype == "bf16"):
+        mixed = torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.train.dtype == "bf16")
+        with span("forward"), mixed:
             loss_sum, metric_sums = self.task.loss(self.model, batch, mask)
             objective = (loss_sum + self.model.auxiliary_loss() * batch.num_losses) / num_losses
-        objective.backward()
+        with span("backward"):
+            objective.backward()
         length = mask.seqlen_q
         per_token = self.model.flops_per_token(mask.density * length, lambda w: with_window(mask, w).density * length)
         return [per_token * batch.input_ids.numel(), loss_sum.item(), *metric_sums]
@@ -297,7 +306,7 @@ class Trainer:
 
     def _evaluate(self, progress: Progress) -> None:
         began = time.perf_counter()
-        with self._averaged(self.config.ema.evaluate):
+        with span("evaluation"), self._averaged(self.config.ema.evaluate):
             result = self.task.evaluate(self.model, self.validation, self.mesh, self.device)
         seconds = time.perf_counter() - began
         self.last_evaluation = result

@@ -1,0 +1,30 @@
+"""Recordings as files: the name's ending says which kind."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from oarlock.memory.events import Recording
+from oarlock.memory.view import write_page
+
+_WRITERS: dict[str, Callable[[Recording, Path], Path]] = {
+    ".html": lambda recording, path: write_page(recording, path),
+    ".npz": lambda recording, path: recording.save(path),
+}
+SUFFIXES = tuple(_WRITERS)
+"""Endings of names that :func:`write` knows."""
+
+
+def write(recording: Recording, path: str | os.PathLike[str]) -> Path:
+    """Writes a recording; returns the path.
+
+    Raises:
+        ValueError: the name ends in none of `SUFFIXES`.
+    """
+    target = Path(path)
+    writer = _WRITERS.get(target.suffix)
+    if writer is None:
+        raise ValueError(f"{target}: the name must end in {', '.join(SUFFIXES)}, which says what is written")
+    return writer(recording, target)

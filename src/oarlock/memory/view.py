@@ -1,0 +1,212 @@
+"""One HTML page about a recording: a map of addresses over time, the blocks at a moment, stacks and curves.
+
+The file is self-contained: no network, at most 20,000 rectangles however long the recording.
+"""
+
+from __future__ import annotations
+
+import os
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from oarlock.memory.amounts import amount
+from oarlock.memory.events import Action, Mark, Recording
+from oarlock.memory.picture import Picture, largest_gap, picture, samples
+from oarlock.page import Page, Series, line_chart
+
+_COLORS = {"parameter": 1, "gradient": 2, "activation": 3, "optimizer": 4, "temporary": 5}
+_MOST_NAMES, _MOST_STACKS, _MOST_MARKS = 20_000, 4_000, 400
+_NUM_SAMPLES, _NUM_GAP_SAMPLES = 400, 120
+
+
+def write_page(recording: Recording, path: str | os.PathLike[str], *, title: str = "Memory") -> Path:
+    """Writes the page.
+
+    Args:
+        recording: what is shown.
+        path: of the HTML file.
+        title: its heading.
+
+    Returns:
+        `path`.
+    """
+    shown = picture(recording)
+    page = Page(title, subtitle=_subtitle(recording), kicker="Oarlock memory")
+    page.facts(_facts(recording, shown))
+    folder = resources.files("oarlock.memory")
+    read = {name: (folder / name).read_text(encoding="utf-8") for name in ("view.html", "view.js", "view.css")}
+    page.interactive(read["view.html"], read["view.js"], _data(recording, shown), style=read["view.css"])
+    page.heading("Over time")
+    page.charts(_charts(recording, shown))
+    page.heading("At the peak")
+    page.table(_top(recording, shown), ["bytes", "allocations", "kind", "name", "where"])
+    return page.write(path)
+
+
+def _seconds(recording: Recording) -> float:
+    times = recording.events["t_ns"]
+    return float(times[-1] - times[0]) / 1e9 if times.size else 0.0
+
+
+def _subtitle(recording: Recording) -> str:
+    text = f"{recording.source}: {len(recording):,} events in {_seconds(recording):.3g} s"
+    if recording.num_dropped:
+        text += f", after {recording.num_dropped:,} that are no longer kept"
+    return text
+
+
+def _facts(recording: Recording, shown: Picture) -> list[tuple[str, object, str]]:
+    lives, peak = shown.lives, shown.lives.peak()
+    rows = lives.live_at(peak)
+    facts: list[tuple[str, object, str]] = [
+        ("Peak", amount(int(lives.size[rows].sum())), f"{rows.size:,} allocations, after event {peak + 1:,}"),
+        ("At the end", amount(int(lives.size[lives.end == lives.num_events].sum())), "still there"),
+        ("Allocations", f"{int((recording.events['action'] == Action.ALLOC).sum()):,}", f"{len(lives):,} shown"),
+    ]
+    if shown.mapped.addr.size:
+        mapped = shown.mapped.bytes_after(len(recording))
+        gap, largest = largest_gap(lives, shown.mapped, peak)
+        facts += [
+            ("Mapped", amount(int(mapped.max(initial=0))), "at most"),
+            ("Free at the peak", amount(gap), f"largest piece {amount(largest)}"),
+        ]
+        moved = recording.events[(recording.events["action"] == Action.MAP) & (recording.events["detail"] == 1)]
+        facts.append(("Moved", amount(int(moved["size"].sum())), "of pages, no live byte"))
+    if failures := int((recording.events["action"] == Action.OOM).sum()):
+        facts.append(("Out of memory", failures, "times"))
+    return facts
+
+
+def _color(shown: Picture, kind: int) -> int:
+    """One of the page's six colours (from 1): the same for a kind on every page."""
+    if shown.kinds[kind] in _COLORS:
+        return _COLORS[shown.kinds[kind]]
+    own = [name for name in shown.kinds if name not in _COLORS]
+    named = len(own) < len(shown.kinds)
+    return 6 if named else own.index(shown.kinds[kind]) % 6 + 1
+
+
+def _charts(recording: Recording, shown: Picture) -> list[str]:
+    if not len(recording):
+        return []
+    at = np.unique([*samples(len(recording), _NUM_SAMPLES), shown.lives.peak()])
+    times = ((recording.events["t_ns"][at] - recording.events["t_ns"][0]) / 1e6).tolist()
+    by_kind = []
+    for kind, name in enumerate(shown.kinds[:5]):
+        rows = shown.kind == kind
+        change = np.zeros(len(recording) + 1)
+        np.add.at(change, np.maximum(shown.lives.begin[rows], 0), shown.lives.size[rows])
+        np.add.at(change, shown.lives.end[rows], -shown.lives.size[rows])
+        by_kind.append(Series(name, times, (np.cumsum(change)[at] / 2**20).tolist(), color=_color(shown, kind) - 1))
+    live = (shown.lives.live_bytes()[at] / 2**20).tolist()
+    charts = [line_chart(by_kind, title="Kinds", x_label="ms", y_label="MiB")]
+    if not shown.mapped.addr.size:
+        return [line_chart([Series("live", times, live)], title="Live", x_label="ms", y_label="MiB"), *charts]
+    at_gaps = samples(len(recording), _NUM_GAP_SAMPLES)
+    gaps = [largest_gap(shown.lives, shown.mapped, event) for event in at_gaps.tolist()]
+    gap_times = ((recording.events["t_ns"][at_gaps] - recording.events["t_ns"][0]) / 1e6).tolist()
+    mapped = (shown.mapped.bytes_after(len(recording))[at] / 2**20).tolist()
+    lines = [Series("live", times, live), Series("mapped", times, mapped)]
+    share = [100 * (1 - largest / free) if free else 0.0 for free, largest in gaps]
+    return [
+        line_chart(lines, title="Live and mapped", x_label="ms", y_label="MiB"),
+        line_chart(
+            [Series("free outside the largest piece", gap_times, share)],
+            title="Fragmentation",
+            x_label="ms",
+            y_label="% of the free memory that is not in its largest piece",
+        ),
+        *charts,
+    ]
+
+
+def _top(recording: Recording, shown: Picture, count: int = 25) -> list[list[object]]:
+    """What holds most bytes at the peak, by kind, name and place."""
+    lives, rows = shown.lives, shown.lives.live_at(shown.lives.peak())
+    keys = np.stack([shown.kind[rows], lives.name[rows], lives.stack[rows]], axis=1)
+    groups, group = np.unique(keys, axis=0, return_inverse=True)
+    sizes = np.bincount(group.ravel(), lives.size[rows], len(groups))
+    counts = np.bincount(group.ravel(), minlength=len(groups))
+    table = []
+    for i in np.argsort(-sizes, kind="stable")[:count].tolist():
+        kind, name, stack = groups[i].tolist()
+        table.append(
+            [
+                amount(float(sizes[i])),
+                f"{counts[i]:,}",
+                shown.kinds[kind],
+                recording.names[name],
+                recording.place(stack),
+            ]
+        )
+    return table
+
+
+def _data(recording: Recording, shown: Picture) -> dict[str, Any]:
+    """What the script draws: columns of numbers, times in microseconds from the first event."""
+    lives, own, mapped, drawn = shown.lives, shown.own, shown.mapped, shown.shown_mapped
+    times = np.concatenate([recording.events["t_ns"], recording.events["t_ns"][-1:]]) if len(recording) else np.zeros(1)
+    micros = (times - times[0]) / 1e3
+
+    def moment(event: Any) -> list[float]:
+        return np.round(micros[np.clip(event, 0, len(micros) - 1)], 1).tolist()
+
+    names, name_rows = _table(lives.name[own], _MOST_NAMES)
+    stacks, stack_rows = _table(lives.stack[own], _MOST_STACKS)
+    frames = sorted({level for number in stacks for level in recording.stacks[number]})
+    row = {level: i for i, level in enumerate(frames)}
+    events = recording.events
+    marked = np.flatnonzero((events["action"] == Action.ANNOTATION) & (events["detail"] != Mark.BLOCK))[:_MOST_MARKS]
+    marks = zip(marked.tolist(), events["name"][marked].tolist(), events["detail"][marked].tolist(), strict=True)
+    at = np.unique([*samples(len(recording), _NUM_SAMPLES), max(0, lives.peak())])
+    pending = lives.freed < lives.end
+    return {
+        "numEvents": len(recording),
+        "micros": float(micros[-1]),
+        "total": shown.axis.total,
+        "peak": max(0, lives.peak()),
+        "ranges": [shown.axis.addr.tolist(), shown.axis.size.tolist(), shown.axis.offset.tolist()],
+        "kinds": [[name, _color(shown, i)] for i, name in enumerate(shown.kinds)],
+        "rects": {
+            "i0": np.maximum(lives.begin[own], 0).tolist(),
+            "i1": lives.end[own].tolist(),
+            "freed": np.where(pending[own], lives.freed[own], -1).tolist(),
+            "t0": moment(np.maximum(lives.begin[own], 0)),
+            "t1": moment(lives.end[own]),
+            "before": (lives.begin[own] < 0).astype(int).tolist(),
+            "y": shown.axis.place(lives.addr[own]).tolist(),
+            "h": lives.size[own].tolist(),
+            "kind": shown.kind[own].tolist(),
+            "name": name_rows,
+            "stack": stack_rows,
+        },
+        "numOthers": len(lives) - own.size,
+        "cells": shown.cells.tolist(),
+        "columns": shown.columns.tolist(),
+        "columnTimes": moment(shown.columns),
+        "mapped": {
+            "i0": np.maximum(mapped.begin[drawn], 0).tolist(),
+            "i1": mapped.end[drawn].tolist(),
+            "t0": moment(np.maximum(mapped.begin[drawn], 0)),
+            "t1": moment(mapped.end[drawn]),
+            "y": shown.axis.place(mapped.addr[drawn]).tolist() if drawn.size else [],
+            "h": mapped.size[drawn].tolist(),
+        },
+        "names": [recording.names[number] for number in names],
+        "frames": [list(recording.frames[level]) for level in frames],
+        "stacks": [[row[level] for level in recording.stacks[number]] for number in stacks],
+        "marks": [[i, float(micros[i]), recording.names[name], detail] for i, name, detail in marks],
+        "curve": {"i": at.tolist(), "t": moment(at), "live": lives.live_bytes()[at].tolist() if len(recording) else []},
+    }
+
+
+def _table(numbers: Any, most: int) -> tuple[list[int], list[int]]:
+    """The numbers that occur, the most frequent first, and for each entry its row there (0 for those left out)."""
+    found, counts = np.unique(numbers, return_counts=True)
+    order = np.argsort(-counts, kind="stable")[:most]
+    kept = [0, *(n for n in found[order].tolist() if n)]
+    row = {number: i for i, number in enumerate(kept)}
+    return kept, [row.get(number, 0) for number in np.asarray(numbers).tolist()]

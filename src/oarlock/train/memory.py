@@ -1,0 +1,47 @@
+"""Tells what a run did to memory, at its end or where memory runs out."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from oarlock import memory
+from oarlock.train.config import MemoryConfig
+
+
+@contextmanager
+def recorded(
+    config: MemoryConfig,
+    model: torch.nn.Module,
+    optimizers: Iterable[torch.optim.Optimizer],
+    device: torch.device,
+    rank: int,
+) -> Iterator[None]:
+    """Record the allocations of the block, where the configuration asks for it, and write them when it is left.
+
+    Args:
+        config: what to write, and how much of it.
+        model, optimizers: whose tensors are named.
+        device: where they live.
+        rank: of this process; other ranks than the first put their number into the file's name.
+
+    Raises:
+        memory.OutOfMemoryError: in place of the device's error; the message names the file.
+    """
+    if not config.record:
+        yield
+        return
+    path = Path(config.record)
+    path = path if rank == 0 else path.with_name(f"{path.stem}-rank{rank}{path.suffix}")
+    recorder = memory.record(device, num_events=config.events, stacks=config.stacks)
+    try:
+        with recorder:
+            recorder.watch(model, optimizers)
+            yield
+    except Exception as error:
+        written = memory.write(recorder.recording(), path)
+        if memory.is_out_of_memory(error):
+            raise memory.OutOfMemoryError(f"{error}\n{written} shows what memory was taken by") from error
+        raise
+    memory.write(recorder.recording(), path)

@@ -1,0 +1,41 @@
+"""`oarlock memory view`: recordings become pages."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from oarlock.cli.main import main
+from oarlock.memory import record
+
+
+def page_data(page: Path) -> dict:
+    found = re.search(r'id="data-1">(.*?)</script>', page.read_text(encoding="utf-8"), re.S)
+    assert found is not None
+    return json.loads(found.group(1))
+
+
+def test_a_recording_becomes_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with record(stacks=True) as recorder:
+        kept = torch.ones(1000)
+        recorder.name(kept, "</script>kept<b>")
+        _ = kept * 2
+        del _
+    recorder.recording().save(tmp_path / "a.npz")
+    assert main(["memory", "view", str(tmp_path / "a.npz")]) == 0
+    assert capsys.readouterr().out.strip() == str(tmp_path / "a.html")
+    data = page_data(tmp_path / "a.html")
+    assert sorted(data["rects"]["h"]) == [4000, 4000]
+    assert "</script>kept<b>" in data["names"]
+    assert main(["memory", "view", str(tmp_path / "a.npz"), "--out", str(tmp_path / "deep" / "b.html")]) == 0
+    assert (tmp_path / "deep" / "b.html").exists()
+
+
+def test_other_files_are_refused_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.npz").write_bytes(b"nothing")
+    assert main(["memory", "view", str(tmp_path / "a.npz")]) == 2
+    assert "is not a recording of memory" in capsys.readouterr().err
+    assert main(["memory", "view", str(tmp_path / "missing.npz")]) == 2
+    assert "No such file" in capsys.readouterr().err
