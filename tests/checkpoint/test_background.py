@@ -171,6 +171,35 @@ def test_python_waits_before_it_exits(tmp_path: Path) -> None:
     assert all(bool((tensor == 1).all()) for tensor in found.values())
 
 
+FORK = """
+import os, sys, torch
+from pathlib import Path
+from oarlock.checkpoint import save_checkpoint
+
+def save(root):
+    return save_checkpoint(root, 1, tensors={"m": {"w": torch.ones(1 << 22)}}, wait=False)
+
+pending = save(sys.argv[1])
+child = os.fork()
+if child == 0:
+    save(sys.argv[2])
+    sys.exit(4)  # after what it began itself, not after what its parent does
+_, status = os.waitpid(child, 0)
+pending.result()
+sys.exit(os.waitstatus_to_exitcode(status))
+"""
+
+
+def test_a_forked_process_has_saves_of_its_own(tmp_path: Path) -> None:
+    environment = os.environ | {"PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
+    roots = [tmp_path / "parent", tmp_path / "child"]
+    result = subprocess.run([sys.executable, "-c", FORK, *roots], capture_output=True, text=True, env=environment,
+                            timeout=60)  # fmt: skip
+    assert result.returncode == 4, result.stderr
+    for root in roots:
+        assert load_checkpoint(root / "step-00000001").tensors("m")["w"].all()
+
+
 def together(root: str) -> list[str]:
     """While the ranks talk to each other about something else; then one rank fails, and one dies."""
     dist.init_process_group("gloo")

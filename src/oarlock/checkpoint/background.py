@@ -5,6 +5,7 @@ memory, which are kept and used again.
 """
 
 import atexit
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -152,6 +153,7 @@ class Line:
 
 
 LINE = Line()
+os.register_at_fork(after_in_child=LINE.__init__)  # a forked process has no thread that would go on with the saves
 
 
 def finish_saves() -> None:

@@ -1,6 +1,7 @@
 """What one rank adds to a checkpoint, ready to be written: by then no other memory of the run is looked at."""
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from os import PathLike
@@ -18,6 +19,8 @@ from oarlock.checkpoint.shards import Shard, find_ties, shard_of
 from oarlock.checkpoint.tensor_file import HashedFile, write_tensor_file
 from oarlock.digest import check_has_bytes
 from oarlock.ranks import Ranks
+
+_RANK_FILE = re.compile(r"rank-[0-9]+\.json")
 
 TensorGroups = Mapping[str, Mapping[str, Tensor | Shard]]
 
@@ -41,6 +44,9 @@ def describe(groups: TensorGroups) -> dict[str, Described]:
         check_plain_name(group, "group of tensors")
         if "__metadata__" in tensors:
             raise ValueError(f"group {group!r}: '__metadata__' is reserved by safetensors; rename the tensor")
+        for name in tensors:
+            if not isinstance(name, str) or (not name.isascii() and any("\ud800" <= c <= "\udfff" for c in name)):
+                raise ValueError(f"group {group!r}: a tensor's name is a text in Unicode, got {name!r}")
         shards = {name: shard_of(value) for name, value in tensors.items()}
         for shard in shards.values():
             check_has_bytes(shard.tensor)
@@ -164,7 +170,14 @@ def copy_content(group: str, described: Described, plan: GroupPlan, rank: int, m
 
 
 def read_files(files: Mapping[str, bytes | str | PathLike[str]]) -> dict[str, bytes]:
-    """The contents of files that the caller adds."""
+    """The contents of files that the caller adds.
+
+    Raises:
+        ValueError: a name that cannot be one of a file here; OSError: a file cannot be read.
+    """
+    for name in files:
+        if _RANK_FILE.fullmatch(name):
+            raise ValueError(f"the file {name!r} is where `rank_state` is kept; choose another name")
     return {
         check_plain_name(name, "file"): content if isinstance(content, bytes) else Path(content).read_bytes()
         for name, content in files.items()
