@@ -5,6 +5,7 @@ A cell is a piece of a stored tensor like those that lie in files, so the plan o
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -85,9 +86,14 @@ def gather_cells(tables: Sequence[Table], what: str) -> dict[str, StoredTensor]:
         pieces = []
         for box, indices in cells:
             ranks = tuple(sorted({held[i][1] for i in indices}))
-            pieces.append(StoredPiece(Cell(Path(f"rank-{ranks[0]}"), name, box, ranks, value), name, box))
+            pieces.append(StoredPiece(Cell(_label(ranks[0]), name, box, ranks, value), name, box))
         found[name] = StoredTensor(dtype, shape, tuple(pieces))
     return found
+
+
+@cache
+def _label(rank: int) -> Path:
+    return Path(f"rank-{rank}")
 
 
 def agreed(what: str, name: str, tables: Sequence[Table]) -> dict[int, dict]:
