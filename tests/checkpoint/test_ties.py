@@ -105,3 +105,43 @@ def test_optimizer_state_on_one_name_only(tmp_path: Path) -> None:
     checkpoint.load_optimizer(optimizers[1], other.named_parameters(), saved.tensors("optimizer"), saved.state)
     moment = optimizers[1].state[other.head.weight]["exp_avg"]
     assert torch.equal(moment, optimizers[0].state[model.embed.weight]["exp_avg"])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.complex128, torch.bool])
+@pytest.mark.parametrize("view", ["transposed", "part", "rows", "apart"])
+def test_destinations_that_share_some_memory(tmp_path: Path, view: str, dtype: torch.dtype) -> None:
+    """Each is saved as it is, so loading again is right; other values for what they share are an error."""
+
+    def views(memory: torch.Tensor) -> dict[str, torch.Tensor]:
+        a = memory[:12].view(3, 4)
+        b = {"transposed": a.T, "part": a[1:, 1::2], "rows": memory[8:].view(2, 4), "apart": memory[12:]}[view]
+        return {"other": torch.zeros(2), "a": a, "b": b}
+
+    memory = (torch.arange(16) % 7 % 2 + 1).to(dtype)
+    saved = load_checkpoint(save_checkpoint(tmp_path, 1, tensors={"m": views(memory)}), verify="read")
+    found = torch.zeros(16, dtype=dtype)
+    saved.load("m", views(found))
+    used = slice(None) if view in ("rows", "apart") else slice(12)
+    assert torch.equal(found[used], memory[used])
+    other = {name: tensor.clone() for name, tensor in views(memory).items()}
+    other["b"] = torch.zeros_like(other["b"])
+    saved = load_checkpoint(save_checkpoint(tmp_path, 2, tensors={"m": other}), verify="read")
+    found = torch.zeros(16, dtype=dtype)
+    for aoa in (None, "a -> a ; b -> b"):
+        if view == "apart":
+            saved.load("m", views(found), aoa=aoa)
+            continue
+        with pytest.raises(CheckpointError, match=r"a and b share some of their memory.*prefer=\('a',\)"):
+            saved.load("m", views(found), aoa=aoa)
+        assert not found.view(torch.uint8).any()
+    for name in ("a", "b"):
+        saved.load("m", views(found), prefer=[name])
+        assert torch.equal(views(found)[name], other[name])
+
+
+def test_lazy_destinations_that_share_memory(tmp_path: Path) -> None:
+    z = torch.randn(3, dtype=torch.complex64)
+    saved = load_checkpoint(save_checkpoint(tmp_path, 1, tensors={"m": {"z": z, "c": z.conj(), "i": z.conj().imag}}))
+    found = torch.zeros_like(z)
+    saved.load("m", {"z": found, "c": found.conj(), "i": found.conj().imag})
+    assert torch.equal(found, z)

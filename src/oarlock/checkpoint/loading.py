@@ -21,6 +21,7 @@ from oarlock.checkpoint.derived import Derived
 from oarlock.checkpoint.destinations import unfit, unusable
 from oarlock.checkpoint.manifest import CheckpointError
 from oarlock.checkpoint.mapped_file import ascending
+from oarlock.checkpoint.overlaps import Overlap, find_overlaps
 from oarlock.checkpoint.shards import Shard, find_ties, shard_of
 from oarlock.checkpoint.stored import StoredTensor
 from oarlock.checkpoint.ties import Filling, Tie, resolve
@@ -126,6 +127,7 @@ class LoadPlan:
         self._problems: list[str] = []
         self._fillings: dict[str, Filling] = {}
         self.doubts: list[Tie] = []
+        self._overlaps: list[Overlap] = []
         self.transfers: list[Transfer] = []
         self.reads: list[Read] = []
         self.report = LoadReport()
@@ -270,6 +272,7 @@ class LoadPlan:
             more = f"; and {len(self._problems) - 8} more" if len(self._problems) > 8 else ""
             raise CheckpointError("; ".join(self._problems[:8]) + more)
         self.transfers, self.doubts = resolve(self._fillings, self._prefer)
+        self._overlaps = find_overlaps(self._fillings, self._prefer)
         report.bytes_needed = sum(transfer.num_bytes for transfer in self.transfers)
 
     def check(self) -> None:
@@ -282,8 +285,8 @@ class LoadPlan:
 
     def check_ties(self) -> None:
         """Raise CheckpointError if destinations that share memory would get different values."""
-        for tie in self.doubts:
-            tie.check()
+        for doubt in (*self.doubts, *self._overlaps):
+            doubt.check()
 
 
 def _below(prefix: str, values: Mapping[str, T]) -> dict[str, T]:

@@ -59,14 +59,14 @@ class Tie:
 
 
 def resolve(fillings: Mapping[str, Filling], prefer: Collection[str]) -> tuple[list[Transfer], list[Tie]]:
-    """The transfers that fill every memory once, and the ties whose values must be compared."""
+    """The transfers that fill every memory once, what is preferred last, and the ties whose values must be compared."""
     ties = find_ties({name: filling.shard for name, filling in fillings.items()})
     members: dict[str, list[str]] = {}
     for name in fillings:
         members.setdefault(ties.get(name, name), []).append(name)
     transfers: list[Transfer] = []
     doubts: list[Tie] = []
-    for names in members.values():
+    for names in sorted(members.values(), key=lambda names: any(name in prefer for name in names)):
         chosen = [name for name in names if name in prefer]
         winner = fillings[(chosen or names)[0]]
         for box, view in winner.shard.views():
