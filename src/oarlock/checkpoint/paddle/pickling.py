@@ -5,10 +5,11 @@ Paddle's are needed.
 """
 
 import dataclasses
+import itertools
 import os
 import secrets
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from os import PathLike
 from pathlib import Path
 
@@ -86,17 +87,11 @@ class _Pickler:
                 yield from self.parts(fields)
                 yield b"b"
             case Mapping():
-                yield b"}("
-                for key, item in value.items():
-                    yield from self.parts(key)
-                    yield from self.parts(item)
-                    yield b"u("
-                yield b"u"
+                yield b"}"
+                yield from self._batches(value.items(), b"u")
             case list():
                 yield b"]"
-                for item in value:
-                    yield from self.parts(item)
-                    yield b"a"
+                yield from self._batches(((item,) for item in value), b"e")
             case tuple():
                 yield b"("
                 for item in value:
@@ -104,6 +99,15 @@ class _Pickler:
                 yield b"t"
             case _:
                 raise TypeError(f"a file of Paddle holds tensors and plain values, not {type(value).__name__}")
+
+    def _batches(self, items: Iterable[tuple[object, ...]], end: bytes) -> Iterator[bytes | Tensor]:
+        """Readers keep what belongs to a container on their stack, so a long one is filled step by step."""
+        remaining = iter(items)
+        while batch := list(itertools.islice(remaining, 1000)):
+            yield b"("
+            for item in itertools.chain.from_iterable(batch):
+                yield from self.parts(item)
+            yield end
 
     def _tensor(self, tensor: Tensor) -> Iterator[bytes | Tensor]:
         code = _AS_INTEGERS.get(tensor.dtype) or NUMPY_CODES.get(tensor.dtype)

@@ -6,7 +6,7 @@ Everything is made anew here, by name: nothing that a pickle names is ever impor
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -123,30 +123,6 @@ class Array:
         return (-(-size // 2), size) if isinstance(self.data, Span) and self.data.text else (size, size)
 
 
-class Record:
-    """A frozen dataclass whose fields come from the pickle, once."""
-
-    def build(self, state: object) -> None:
-        """Take the fields, checked by the class's own `checks`."""
-        if self.complete or not isinstance(state, dict):
-            raise Malformed(f"a {type(self).__name__} in a form that Paddle does not write")
-        for name, (default, check) in self.checks().items():
-            value = state.get(name, default)
-            if not check(value):
-                raise Malformed(f"a {type(self).__name__} whose {name} is {_short(value)}")
-            object.__setattr__(self, name, value)
-
-    @classmethod
-    def checks(cls) -> Mapping[str, tuple[Any, Callable[[Any], bool]]]:
-        """Field -> its default, and whether a value fits."""
-        raise NotImplementedError
-
-    @property
-    def complete(self) -> bool:
-        """Whether it has been filled."""
-        return next(iter(self.checks())) in self.__dict__
-
-
 def _is_numbers(value: object) -> bool:
     return isinstance(value, tuple) and len(value) <= MAX_DIMS and all(type(n) is int and n >= 0 for n in value)
 
@@ -163,6 +139,28 @@ def _is(*kinds: type) -> Callable[[object], bool]:
     return lambda value: type(value) in kinds
 
 
+class Record:
+    """A frozen dataclass whose fields come from the pickle, once.
+
+    Attributes:
+        FIELDS: field -> what it is where a pickle of an older Paddle lacks it, and whether a value fits.
+    """
+
+    FIELDS: ClassVar[Mapping[str, tuple[Any, Callable[[Any], bool]]]]
+    complete: ClassVar[bool] = False
+
+    def build(self, state: object) -> None:
+        """Take the fields."""
+        if self.complete or not isinstance(state, dict):
+            raise Malformed(f"a {type(self).__name__} in a form that Paddle does not write")
+        fields = {}
+        for name, (default, check) in self.FIELDS.items():
+            fields[name] = value = state.get(name, default)
+            if not check(value):
+                raise Malformed(f"a {type(self).__name__} whose {name} is {_short(value)}")
+        self.__dict__.update(fields, complete=True)
+
+
 @dataclass(frozen=True)
 class LocalTensorMetadata(Record):
     """A box of a tensor, or consecutive elements [start, stop) of a box."""
@@ -174,17 +172,14 @@ class LocalTensorMetadata(Record):
     is_flattened: bool
     flattened_range: tuple[int, int] | None
 
-    @classmethod
-    def checks(cls) -> Mapping[str, tuple[Any, Callable[[Any], bool]]]:
-        """Older versions have the first three only."""
-        return {
-            "global_offset": (None, _is_numbers),
-            "local_shape": (None, _is_numbers),
-            "dtype": (None, _is(str)),
-            "global_shape": (None, _is_numbers_or_none),
-            "is_flattened": (False, _is(bool)),
-            "flattened_range": (None, _is_range),
-        }
+    FIELDS: ClassVar = {
+        "global_offset": (None, _is_numbers),
+        "local_shape": (None, _is_numbers),
+        "dtype": (None, _is(str)),
+        "global_shape": (None, _is_numbers_or_none),
+        "is_flattened": (False, _is(bool)),
+        "flattened_range": (None, _is_range),
+    }
 
 
 @dataclass(frozen=True)
@@ -198,17 +193,29 @@ class LocalTensorIndex(Record):
     replica_id: int | None
     local_shape: tuple[int, ...] | None
 
-    @classmethod
-    def checks(cls) -> Mapping[str, tuple[Any, Callable[[Any], bool]]]:
-        """Older versions have the first two only."""
-        return {
-            "tensor_key": (None, _is(str)),
-            "global_offset": (None, _is_numbers),
-            "is_flattened": (False, _is(bool)),
-            "flattened_range": (None, _is_range),
-            "replica_id": (None, _is(int, type(None))),
-            "local_shape": (None, _is_numbers_or_none),
-        }
+    FIELDS: ClassVar = {
+        "tensor_key": (None, _is(str)),
+        "global_offset": (None, _is_numbers),
+        "is_flattened": (False, _is(bool)),
+        "flattened_range": (None, _is_range),
+        "replica_id": (None, _is(int, type(None))),
+        "local_shape": (None, _is_numbers_or_none),
+    }
+
+
+def _are_parts(table: object) -> bool:
+    return isinstance(table, dict) and all(
+        type(key) is str
+        and isinstance(parts, list)
+        and all(isinstance(part, LocalTensorMetadata) and part.complete for part in parts)
+        for key, parts in table.items()
+    )
+
+
+def _are_homes(table: object) -> bool:
+    return isinstance(table, dict) and all(
+        isinstance(key, LocalTensorIndex) and type(file) is str for key, file in table.items()
+    )
 
 
 @dataclass(frozen=True)
@@ -219,31 +226,11 @@ class Metadata(Record):
     storage_metadata: dict[LocalTensorIndex, str]
     flat_mapping: dict[str, tuple[str, ...]] | None
 
-    @classmethod
-    def checks(cls) -> Mapping[str, tuple[Any, Callable[[Any], bool]]]:
-        """Both tables must be there."""
-        return {
-            "state_dict_metadata": (
-                None,
-                lambda table: (
-                    isinstance(table, dict)
-                    and all(
-                        type(key) is str
-                        and isinstance(parts, list)
-                        and all(isinstance(part, LocalTensorMetadata) and part.complete for part in parts)
-                        for key, parts in table.items()
-                    )
-                ),
-            ),
-            "storage_metadata": (
-                None,
-                lambda table: (
-                    isinstance(table, dict)
-                    and all(isinstance(key, LocalTensorIndex) and type(file) is str for key, file in table.items())
-                ),
-            ),
-            "flat_mapping": (None, _is(dict, type(None))),
-        }
+    FIELDS: ClassVar = {
+        "state_dict_metadata": (None, _are_parts),
+        "storage_metadata": (None, _are_homes),
+        "flat_mapping": (None, _is(dict, type(None))),
+    }
 
 
 @dataclass(frozen=True)

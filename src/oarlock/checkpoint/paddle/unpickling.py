@@ -15,7 +15,8 @@ MAX_OBJECT_BYTES = 2 << 30
 _MAX_TEXT = 1 << 16
 _MAX_STACK = 1 << 16
 _MAX_DEPTH = 64
-_MARK = object()
+_HASHED_AT_ONCE = {str, int, bool, float}
+_TOO_MUCH = "its values take more memory than those of any checkpoint; it is a bomb or damaged"
 
 
 class Unpickler:
@@ -66,7 +67,9 @@ class Unpickler:
 
     def _push(self, value: object, num_bytes: int) -> None:
         """Put a value that takes so much memory onto the stack."""
-        self._charge(num_bytes + 8)
+        self._room -= num_bytes + 8
+        if self._room < 0:
+            raise Malformed(_TOO_MUCH)
         if len(self._stack) >= _MAX_STACK:
             raise Malformed(f"a list of more than {_MAX_STACK} values at once, which pickle does not write")
         self._stack.append(value)
@@ -74,7 +77,7 @@ class Unpickler:
     def _charge(self, num_bytes: int) -> None:
         self._room -= num_bytes
         if self._room < 0:
-            raise Malformed("its values take more memory than those of any checkpoint; it is a bomb or damaged")
+            raise Malformed(_TOO_MUCH)
 
     def _take(self, num_bytes: int) -> tuple[int, int]:
         """The place of the next bytes."""
@@ -83,6 +86,11 @@ class Unpickler:
             raise Malformed(f"{num_bytes} bytes are announced, the file has {len(self._data) - start} more")
         self._position = stop
         return start, stop
+
+    def _byte(self) -> int:
+        value = self._data[self._position]
+        self._position += 1
+        return value
 
     def _number(self, form: struct.Struct) -> Any:
         start, _ = self._take(form.size)
@@ -142,11 +150,11 @@ class Unpickler:
         if type(target) is not dict or len(items) % 2:
             raise Malformed(f"items for a {type(target).__name__}")
         self._charge(60 * len(items))
-        for key, value in zip(items[::2], items[1::2], strict=True):
-            # hashing anything with parts could take for ever
-            if type(key) not in (str, int, bool, float) and not (isinstance(key, LocalTensorIndex) and key.complete):
-                raise Malformed(f"a dict with a {type(key).__name__} as key")
-            target[key] = value
+        keys = items[::2]
+        for kind in set(map(type, keys)) - _HASHED_AT_ONCE:  # hashing anything with parts could take for ever
+            if kind is not LocalTensorIndex or not all(key.complete for key in keys if type(key) is kind):
+                raise Malformed(f"a dict with a {kind.__name__} as key")
+        target.update(zip(keys, items[1::2], strict=True))
 
     def _name(self, module: object, name: object) -> None:
         known = KNOWN.get((module, name)) if isinstance(module, str) and isinstance(name, str) else None
@@ -209,18 +217,18 @@ class Unpickler:
         self._push(self._memo[index - self._first], 0)
 
     def _protocol(self) -> None:
-        if (version := self._number(_U1)) not in (2, 3, 4):
+        if (version := self._byte()) not in (2, 3, 4):
             raise Malformed(f"pickle protocol {version}; Paddle writes 2, 3 and 4")
 
     def _long(self) -> None:
-        length = self._number(_U1)
+        length = self._byte()
         if length > 9:
             raise Malformed(f"an integer of {length} bytes")
         start, stop = self._take(length)
         self._push(int.from_bytes(self._data[start:stop], "little", signed=True), 36)
 
 
-_U1, _U2, _U4, _U8 = (struct.Struct(f"<{code}") for code in "BHIQ")
+_U2, _U4, _U8 = (struct.Struct(f"<{code}") for code in "HIQ")
 _I4, _F8 = struct.Struct("<i"), struct.Struct(">d")
 
 _HANDLERS: dict[int, Callable[[Unpickler], object] | None] = {
@@ -233,18 +241,18 @@ _HANDLERS: dict[int, Callable[[Unpickler], object] | None] = {
         "N": lambda m: m._push(None, 0),
         "\x88": lambda m: m._push(True, 0),
         "\x89": lambda m: m._push(False, 0),
-        "K": lambda m: m._push(m._number(_U1), 0),
+        "K": lambda m: m._push(m._byte(), 0),
         "M": lambda m: m._push(m._number(_U2), 28),
         "J": lambda m: m._push(m._number(_I4), 28),
         "\x8a": Unpickler._long,
         "G": lambda m: m._push(m._number(_F8), 24),
         "X": lambda m: m._text(m._number(_U4), "utf-8"),
-        "\x8c": lambda m: m._text(m._number(_U1), "utf-8"),
+        "\x8c": lambda m: m._text(m._byte(), "utf-8"),
         "\x8d": lambda m: m._text(m._number(_U8), "utf-8"),
-        "U": lambda m: m._text(m._number(_U1), "latin1"),  # of Python 2
+        "U": lambda m: m._text(m._byte(), "latin1"),  # of Python 2
         "T": lambda m: m._text(m._number(_U4), "latin1"),
         "B": lambda m: m._bytes(m._number(_U4)),
-        "C": lambda m: m._bytes(m._number(_U1)),
+        "C": lambda m: m._bytes(m._byte()),
         "\x8e": lambda m: m._bytes(m._number(_U8)),
         ")": lambda m: m._tuple(0),
         "\x85": lambda m: m._tuple(1),
@@ -262,10 +270,10 @@ _HANDLERS: dict[int, Callable[[Unpickler], object] | None] = {
         "R": Unpickler._reduce,
         "\x81": Unpickler._new,
         "b": Unpickler._build,
-        "q": lambda m: m._remember(m._number(_U1)),
+        "q": lambda m: m._remember(m._byte()),
         "r": lambda m: m._remember(m._number(_U4)),
         "\x94": lambda m: m._remember(m._first + len(m._memo)),
-        "h": lambda m: m._recall(m._number(_U1)),
+        "h": lambda m: m._recall(m._byte()),
         "j": lambda m: m._recall(m._number(_U4)),
     }.items()
 }
