@@ -15,7 +15,7 @@ from oarlock.checkpoint.agreement import all_or_none
 from oarlock.checkpoint.aoa import AOA, Relation, TensorSpec
 from oarlock.checkpoint.distribution import Table, exchange, split
 from oarlock.checkpoint.reshard_routes import Routes, plan_routes
-from oarlock.checkpoint.reshard_sources import describe_sources, gather_cells
+from oarlock.checkpoint.reshard_sources import describe_sources, gather_cells, holder_sets
 from oarlock.checkpoint.reshard_units import Home, Use, uses_of_blocks
 from oarlock.checkpoint.shards import Shard, shard_of
 from oarlock.checkpoint.stored import StoredTensor
@@ -90,7 +90,7 @@ def iter_full(
     all_or_none(ranks, plan, failure)
     stored, buckets, uses = planned.pop()
     views = {name: list(shard.views()) for name, shard in shards.items()}
-    routes = plan_routes(ranks, uses, stored, views, staging_bytes=staging_bytes, failure=failure)
+    routes = plan_routes(ranks, uses, holder_sets(stored), views, staging_bytes=staging_bytes, failure=failure)
     return _iterate(ranks, routes, buckets, torch.device(device), to is None or ranks.rank in to)
 
 

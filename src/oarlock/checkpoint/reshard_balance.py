@@ -33,14 +33,14 @@ def balance(needs: Sequence[Needs], holders: Sequence[tuple[int, ...]], places: 
     quotas: list[Quotas] = [{} for _ in needs]
     for phase, index, receiver, num_bytes, senders in jobs:
         load = loads.setdefault(phase, [0] * len(needs))
-        shares = _fill_up(num_bytes, senders, load)
+        shares = fill_up(num_bytes, senders, load)
         for rank, share in shares.items():
             load[rank] += share
         quotas[receiver][phase, index] = shares
     return quotas
 
 
-def _fill_up(num_bytes: int, senders: Sequence[int], loads: Sequence[int]) -> dict[int, int]:
+def fill_up(num_bytes: int, senders: Sequence[int], loads: Sequence[int]) -> dict[int, int]:
     """Divide bytes so that the highest load among the senders that get some is as low as possible."""
     ordered = sorted(senders, key=lambda rank: (loads[rank], rank))
     if num_bytes <= WHOLE_BYTES:

@@ -17,7 +17,6 @@ from oarlock.checkpoint.agreement import all_or_none
 from oarlock.checkpoint.boxes import Box
 from oarlock.checkpoint.reshard_balance import Quotas, balance
 from oarlock.checkpoint.reshard_units import Request, Unit, Use, units_of
-from oarlock.checkpoint.stored import StoredTensor
 from oarlock.ranks import Ranks
 
 ALONE_BYTES = 256 << 10
@@ -134,7 +133,7 @@ class _Round:
 def plan_routes(
     ranks: Ranks,
     uses: Iterable[Use],
-    stored: Mapping[str, StoredTensor],
+    sets: Sequence[tuple[int, ...]],
     views: Views,
     *,
     staging_bytes: int,
@@ -144,7 +143,7 @@ def plan_routes(
 
     Args:
         uses: what this rank needs.
-        stored: the tensors of all ranks, as cells; the same on every rank.
+        sets: the ranks of every cell; the same on every rank.
         views: what this rank holds.
         staging_bytes: most bytes that a rank holds of messages that it sends, and as many that it receives.
         failure: for messages.
@@ -162,7 +161,6 @@ def plan_routes(
             origin = held.offset
         local.setdefault(use.phase, []).append((use, source, origin))
     units = units_of(remote)
-    sets = list(dict.fromkeys(_holders(piece.file) for t in stored.values() for piece in t.pieces))
     number = {holders: index for index, holders in enumerate(sets)}
     needs: dict[tuple[int, int], int] = {}
     for unit in units:
@@ -175,10 +173,6 @@ def plan_routes(
     incoming = _messages(_assign(units, number, quotas[ranks.rank]), most_bytes)
     outgoing, traffic = _ask(ranks, incoming, views, failure)
     return Routes(local, outgoing, incoming, traffic)
-
-
-def _holders(cell: Any) -> tuple[int, ...]:
-    return cell.ranks
 
 
 def _most_peers(quotas: Sequence[Quotas]) -> int:

@@ -91,6 +91,11 @@ def gather_cells(tables: Sequence[Table], what: str) -> dict[str, StoredTensor]:
     return found
 
 
+def holder_sets(stored: Mapping[str, StoredTensor]) -> list[tuple[int, ...]]:
+    """The ranks of every cell, each set once."""
+    return list(dict.fromkeys(p.file.ranks for t in stored.values() for p in t.pieces if isinstance(p.file, Cell)))
+
+
 @cache
 def _label(rank: int) -> Path:
     return Path(f"rank-{rank}")

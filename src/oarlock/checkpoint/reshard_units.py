@@ -7,7 +7,7 @@ several destinations need of it is a set of boxes there, which are cut where the
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -48,27 +48,42 @@ class Use:
     phase: int = 0
 
 
-def uses_of_transfer(transfer: Transfer) -> Iterator[Use]:
-    """The uses that make up a step of a load plan.
+class Step(NamedTuple):
+    """What moves from a stored piece to a destination; without a piece a constant."""
+
+    block: Block
+    target: Tensor
+    piece: StoredPiece | None
+    dtype: torch.dtype
+    """Of the source."""
+
+
+def steps_of(transfer: Transfer) -> Iterator[Step]:
+    """What makes up a transfer of a load plan; the blocks read the whole stored tensor.
 
     Raises:
         ValueError: the tensor is computed from others.
     """
     if isinstance(transfer, Move):
         if transfer.read is None:
-            yield Use(transfer.block, Home(transfer.target), None, transfer.target.dtype)
+            yield Step(transfer.block, transfer.target, None, transfer.target.dtype)
         else:
-            yield Use(transfer.block, Home(transfer.target), _cell(transfer.read.piece), transfer.read.stored.dtype)
+            yield Step(transfer.block, transfer.target, transfer.read.piece, transfer.read.stored.dtype)
         return
     if not isinstance(transfer, Copy):
         raise ValueError(COMPUTED)
     source = transfer.stored.dtype
     ops = () if source == transfer.target.dtype else (Cast(source, transfer.target.dtype),)
-    home = Home(transfer.target)
     for piece, box, place in transfer.stored.parts(transfer.box):
         base = tuple(a + b for a, b in zip(piece.box.offset, box.offset, strict=True))
         atoms = tuple(Atom(n, k, 1, k, 1) for k, n in enumerate(box.size) if n > 1)
-        yield Use(Block("", atoms, base, tuple(place), ops), home, _cell(piece), source)
+        yield Step(Block("", atoms, base, tuple(place), ops), transfer.target, piece, source)
+
+
+def uses_of_transfer(transfer: Transfer) -> Iterator[Use]:
+    """The uses that make up a transfer from cells; ValueError if the tensor is computed from others."""
+    for block, target, piece, dtype in steps_of(transfer):
+        yield Use(block, Home(target), piece and _cell(piece), dtype)
 
 
 def uses_of_blocks(blocks: Iterable[Block], pieces: Any, home: Home, dtype: torch.dtype, phase: int) -> Iterator[Use]:

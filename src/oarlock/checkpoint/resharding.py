@@ -21,7 +21,7 @@ from oarlock.checkpoint.distribution import Table, describe_shards, exchange
 from oarlock.checkpoint.dtypes import dtype_of
 from oarlock.checkpoint.loading import LoadPlan, Strict
 from oarlock.checkpoint.reshard_routes import Routes, plan_routes
-from oarlock.checkpoint.reshard_sources import agreed, describe_sources, gather_cells
+from oarlock.checkpoint.reshard_sources import agreed, describe_sources, gather_cells, holder_sets
 from oarlock.checkpoint.reshard_units import Use, uses_of_transfer
 from oarlock.checkpoint.shards import Shard, find_ties, shard_of
 from oarlock.checkpoint.stored import StoredTensor
@@ -157,7 +157,7 @@ def plan_reshard(
     all_or_none(ranks, plan, failure)
     stored, own, uses = planned.pop()
     views = {name: list(shard.views()) for name, shard in sources.items()}
-    routes = plan_routes(ranks, uses, stored, views, staging_bytes=staging_bytes, failure=failure)
+    routes = plan_routes(ranks, uses, holder_sets(stored), views, staging_bytes=staging_bytes, failure=failure)
     local = [use for use, source, _ in routes.local.get(0, ()) if source is not None]
     report = ReshardReport(
         sent=tuple(map(sum, routes.traffic)),
