@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from oarlock.checkpoint import CheckpointError, Shard, load_checkpoint, save_checkpoint
+from oarlock.checkpoint import CheckpointError, Shard, load_checkpoint, save_checkpoint, writer
 from oarlock.checkpoint.content import Content
 from oarlock.checkpoint.export import ExportPlan, _Part
 from oarlock.checkpoint.mapped_file import MappedFile
@@ -280,6 +280,24 @@ def test_a_lost_rank(root: Path, results: list[dict[str, Any]]) -> None:
     message = results[0]["lose_a_rank"]
     assert message.startswith(f"saving step 1 into {root} failed, existing checkpoints are untouched: lost contact")
     assert os.listdir(root) == []
+
+
+def test_contact_lost_between_two_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever the ranks talk, the error is one of checkpoints and says what failed."""
+
+    def lost(*_: object) -> None:
+        raise RuntimeError("Connection closed by peer\nGLHF")
+
+    monkeypatch.setattr(writer, "exchange", lost)
+    with pytest.raises(
+        CheckpointError, match=r"saving step 1 .* lost contact with another rank .Connection closed by peer"
+    ):
+        save_checkpoint(tmp_path, 1, tensors={})
+    monkeypatch.undo()
+    monkeypatch.setattr(writer, "background_group", lost)
+    for step in range(3):  # no place for copies is lost
+        with pytest.raises(CheckpointError, match=rf"saving step {step} .* lost contact"):
+            save_checkpoint(tmp_path, step, tensors={}, wait=False)
 
 
 def work(root: str) -> dict[str, Any]:

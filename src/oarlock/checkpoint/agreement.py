@@ -1,6 +1,7 @@
 """All ranks of a save do a step, or none has done it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from oarlock.checkpoint.manifest import CheckpointError
@@ -21,11 +22,8 @@ def all_or_none(ranks: Ranks, action: Callable[[], Any], failure: str) -> list[A
         error = caught
     try:
         told = None if error is None or isinstance(error, OtherRankFailed) else describe_error(error)
-        reports = ranks.gather({"value": value, "error": told})
-    except RuntimeError as lost:  # what torch.distributed raises when a process is gone or late
-        reason = str(lost).partition("\n")[0]
-        raise CheckpointError(f"{failure}: lost contact with another rank ({reason})") from (error or lost)
-    try:
+        with in_touch(failure, error):
+            reports = ranks.gather({"value": value, "error": told})
         if error is not None and not isinstance(error, (OSError, CheckpointError, OtherRankFailed)):
             raise error
         reasons = {rank: report["error"] for rank, report in enumerate(reports) if report["error"]}
@@ -36,6 +34,21 @@ def all_or_none(ranks: Ranks, action: Callable[[], Any], failure: str) -> list[A
     finally:
         error = None  # with its traceback it would keep this frame, and what is to be saved, in a cycle
     return [report["value"] for report in reports]
+
+
+@contextmanager
+def in_touch(failure: str, error: BaseException | None = None) -> Iterator[None]:
+    """In the block ranks talk; what torch.distributed raises when a process is gone or late becomes a CheckpointError.
+
+    Args:
+        failure: begins the message.
+        error: why this rank could not go on anyhow: the cause, if there is one.
+    """
+    try:
+        yield
+    except RuntimeError as lost:
+        reason = str(lost).partition("\n")[0]
+        raise CheckpointError(f"{failure}: lost contact with another rank ({reason})") from (error or lost)
 
 
 def describe_error(error: BaseException) -> str:

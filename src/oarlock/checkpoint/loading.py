@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from oarlock.checkpoint.agreement import all_or_none
+from oarlock.checkpoint.agreement import all_or_none, in_touch
 from oarlock.checkpoint.aoa import AOA, Program, TensorSpec
 from oarlock.checkpoint.aoa.values import State
 from oarlock.checkpoint.boxes import Box
@@ -312,7 +312,8 @@ def _verify(plan: LoadPlan, needed: dict[str, np.ndarray], ranks: Ranks, failure
     """Check every MiB that some rank reads, each by one of the ranks that do."""
     files = {str(read.file.path): read.file for read in plan.reads}
     if ranks.size > 1:
-        told = ranks.gather({path: _pack(blocks) for path, blocks in needed.items()})
+        with in_touch(failure):
+            told = ranks.gather({path: _pack(blocks) for path, blocks in needed.items()})
         needed = {path: _share(path, blocks, told, ranks.rank) for path, blocks in needed.items()}
 
     def check() -> None:

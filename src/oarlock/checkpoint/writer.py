@@ -14,7 +14,7 @@ from typing import Any, Literal, TypedDict, TypeVar, Unpack, overload
 import torch.distributed as dist
 
 from oarlock.checkpoint import directory
-from oarlock.checkpoint.agreement import all_or_none, describe_error
+from oarlock.checkpoint.agreement import all_or_none, describe_error, in_touch
 from oarlock.checkpoint.background import LINE, PendingSave, background_group
 from oarlock.checkpoint.content import (
     Content,
@@ -170,7 +170,8 @@ def save_checkpoint(
         LINE.settle()
         raise CheckpointError(told)
     shared, own, given = described.pop()
-    tables = exchange(ranks, {name: content.table for name, content in shared.items()})
+    with in_touch(failure):
+        tables = exchange(ranks, {name: content.table for name, content in shared.items()})
     contents: list[Content] = []
     arena = None if wait else LINE.arena()
 
@@ -202,7 +203,8 @@ def save_checkpoint(
         return _write(root, ranks, contents.pop(), failure, **options)
     try:
         all_or_none(ranks, gather, failure)
-        own_ranks = Ranks(background_group(group))
+        with in_touch(failure):
+            own_ranks = Ranks(background_group(group))
     except BaseException:
         arena.free.set()
         raise
