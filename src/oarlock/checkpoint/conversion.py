@@ -29,7 +29,7 @@ from oarlock.checkpoint.mapped_file import MappedFile
 from oarlock.checkpoint.source import TensorSource
 from oarlock.checkpoint.stored import StoredPiece, StoredTensor
 from oarlock.checkpoint.tensor_file import HashedFile, lay_out
-from oarlock.checkpoint.transfers import Transfer, moves, transfers
+from oarlock.checkpoint.transfers import Copy, Move, Transfer, moves, transfers
 from oarlock.digest import tensor_bytes
 
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -120,6 +120,9 @@ class Conversion:
         """The index comes first and config.json last, so half a folder is neither a set of files nor a model."""
         entries: dict[str, FileEntry] = {}
         checked: dict[Path, set[int]] = {}
+        computed = any(isinstance(tensor, Derived) for tensor in self.source.tensors.values())
+        step = STEP_BYTES // 4 if computed else STEP_BYTES  # what is computed needs memory of its own
+        memory = torch.empty(step, dtype=torch.uint8)  # one for all steps: fresh pages cost more than copying
         files = self.files(max_bytes)
         homes = {name: file_name for file_name, names in files.items() for name in names}
 
@@ -137,8 +140,8 @@ class Conversion:
             with HashedFile(folder / file_name) as file:
                 file.write(header)
                 for name in ordered:
-                    for box in _rows(self.outputs[name]):
-                        rows = self._read(self.outputs[name], box, checked)
+                    for box in _rows(self.outputs[name], step):
+                        rows = self._read(self.outputs[name], box, checked, memory)
                         file.write(tensor_bytes(rows).data)
                         progress(rows.numel() * rows.dtype.itemsize)
             entries[file_name] = file.entry
@@ -155,8 +158,12 @@ class Conversion:
             with HashedFile(folder / MANIFEST_NAME) as file:
                 file.write(encode_manifest(content))
 
-    def _read(self, output: Output, box: Box, checked: dict[Path, set[int]]) -> torch.Tensor:
-        target = torch.empty(box.size, dtype=output.dtype)
+    def _read(self, output: Output, box: Box, checked: dict[Path, set[int]], memory: torch.Tensor) -> torch.Tensor:
+        """A box of an output: a view of the file where it lies there as it is, else in `memory` if that is enough."""
+        num_bytes = box.volume * output.dtype.itemsize
+        if num_bytes > len(memory):
+            memory = torch.empty(num_bytes, dtype=torch.uint8)
+        target = memory[:num_bytes].view(output.dtype).view(box.size)
         steps: list[Transfer]
         if isinstance(output.made_of, Relation):
             steps = list(moves(output.made_of.query(box.offset, box.size), self.source.tensors, target))
@@ -168,6 +175,8 @@ class Conversion:
                 blocks = read.blocks()
                 read.file.check_blocks(blocks[[int(block) not in done for block in blocks]])
                 done.update(blocks.tolist())
+        if len(steps) == 1 and (found := _as_it_is(steps[0])) is not None:
+            return found
         for step in steps:
             step.run()
         return target
@@ -253,11 +262,26 @@ def unnamed(conversion: Conversion) -> list[str]:
     return [name for name, output in conversion.outputs.items() if output.dtype not in SAFETENSORS_NAMES]
 
 
-def _rows(output: Output) -> Iterable[Box]:
+def _as_it_is(step: Transfer) -> torch.Tensor | None:
+    """A view of a file that has the elements of a step in their order and dtype, if there is one."""
+    if isinstance(step, Copy):
+        reads = list(step.reads)
+    elif isinstance(step, Move) and not step.block.ops:
+        dims = [atom.source_dim for atom in step.block.atoms if atom.source_step == 1]
+        reads = list(step.reads) if dims == sorted(set(dims)) and len(dims) == len(step.block.atoms) else []
+    else:
+        return None
+    if len(reads) != 1 or reads[0].stored.dtype != step.target.dtype:
+        return None
+    found = reads[0].tensor()[reads[0].box.slices]
+    return found if found.is_contiguous() else None
+
+
+def _rows(output: Output, most: int) -> Iterable[Box]:
     shape, row = output.shape, math.prod(output.shape[1:]) * output.dtype.itemsize
-    if not shape or row * shape[0] <= STEP_BYTES:
+    if not shape or row * shape[0] <= most:
         yield Box.whole(shape)
         return
-    step = max(1, STEP_BYTES // row)
+    step = max(1, most // row)
     for start in range(0, shape[0], step):
         yield Box((start,) + (0,) * (len(shape) - 1), (min(step, shape[0] - start), *shape[1:]))

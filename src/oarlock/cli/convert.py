@@ -198,10 +198,19 @@ def _against_config(args: argparse.Namespace, conversion: "Conversion", others: 
     from oarlock.models.weights import export_program
 
     try:
+        fields, num_tensors = json.loads(others["config.json"]), len(conversion.outputs)
+        if not isinstance(fields, dict):
+            raise ValueError("it is no JSON object")
+        layers = fields.get("num_hidden_layers")
+        if isinstance(layers, int) and layers > num_tensors:  # a number alone must not cost memory
+            return [f"missing: config.json asks for {layers} layers, there are {num_tensors} tensors"]
         with torch.device("meta"), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            expected = export_program(Decoder(DecoderConfig.from_hf(json.loads(others["config.json"])))).tensors
-    except ValueError as error:
+            config = DecoderConfig.from_hf(fields)
+            if config.num_experts > num_tensors:
+                return [f"missing: config.json asks for {config.num_experts} experts, there are {num_tensors} tensors"]
+            expected = export_program(Decoder(config)).tensors
+    except (ValueError, RecursionError) as error:
         return [f"missing: cannot be told from config.json ({error})"]
     missing = [name for name in expected if name not in conversion.outputs and name not in conversion.ties]
     known = {*expected, "lm_head.weight"}  # a copy of the embedding may lie beside it
