@@ -6,6 +6,7 @@ tests/checkpoint/paddle/recorded is the result with paddlepaddle 3.3.1 and numpy
 expected/, written by safetensors' own code, under the names that Oarlock gives.
 """
 
+import json
 import os
 import socket
 import subprocess
@@ -73,6 +74,14 @@ def train_step(model: Model, optimizer: paddle.optimizer.AdamW, step: int) -> fl
     optimizer.step()
     optimizer.clear_grad()
     return float(loss)
+
+
+def what_follows(out: Path) -> None:
+    """The losses of the next three steps, and their learning rate."""
+    model, optimizer, _ = trained()
+    rate = optimizer.get_lr()
+    losses = [train_step(model, optimizer, step) for step in range(3, 6)]
+    (out / "what_follows.json").write_text(json.dumps({"rate": rate, "losses": losses}))
 
 
 def state_files(out: Path) -> None:
@@ -208,6 +217,7 @@ if __name__ == "__main__":
         two_ranks(directory)
     else:
         directory.mkdir()
+        what_follows(directory)
         state_files(directory)
         everything(directory)
         one_process(directory)
