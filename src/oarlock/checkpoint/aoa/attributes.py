@@ -4,6 +4,7 @@
 tensor of the list as it stands when its turn comes.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -145,8 +146,8 @@ def _int(attribute: Attribute) -> int:
 
 
 def _number(attribute: Attribute) -> int | float:
-    if not isinstance(attribute.value, int | float):
-        raise AOAError(f"{attribute.key} is a number", attribute.place)
+    if not isinstance(attribute.value, int | float) or not math.isfinite(attribute.value):
+        raise AOAError(f"{attribute.key} is a finite number", attribute.place)
     return attribute.value
 
 

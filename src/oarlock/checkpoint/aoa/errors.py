@@ -34,7 +34,8 @@ class Place(NamedTuple):
         end = self.text.find("\n", first)
         line = self.text[first:] if end < 0 else self.text[first:end]
         width = max(1, min(self.stop, first + len(line)) - self.start)
-        return f"    {line}\n    {' ' * (self.column - 1)}{'^' * width}"
+        before = "".join("\t" if character == "\t" else " " for character in line[: self.column - 1])
+        return f"    {line}\n    {before}{'^' * width}"
 
     def __str__(self) -> str:
         return f"{self.label} {self.line}, column {self.column}"

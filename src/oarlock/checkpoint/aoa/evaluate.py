@@ -191,14 +191,18 @@ class Evaluation:
                 isinstance(inner, Name) and not inner.quoted and not inner.template.num_stars and 0 <= first < last
             ):
                 base = inner.template.filled(self._ids)
-                names = [f"{base}_{index}" for index in range(first, last)]
-                if not self._is_known(names[0]):
+                if not self._is_known(f"{base}_{first}"):
                     return []
                 if self._is_known(base):
                     raise self._error(
-                        f"{base!r} and {names[0]!r} both exist", operand.place,
+                        f"{base!r} and '{base}_{first}' both exist", operand.place,
                         hint=f"write \"{base}\"[{first}:{last}] for a part of the one, or name the others one by one",
                     )  # fmt: skip
+                names = []
+                for index in range(first, last):  # the reader of the first unknown one says so
+                    names.append(f"{base}_{index}")
+                    if not self._is_known(names[-1]):
+                        break
                 return names
         return []
 

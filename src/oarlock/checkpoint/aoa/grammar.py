@@ -34,6 +34,11 @@ from oarlock.checkpoint.aoa.syntax import (
 LAYOUT = ("axis", "sizes", "stack", "permute", "rearrange", "reshape", "pad")
 VALUES = ("dtype", "src_dtype", "dst_dtype", "add", "mul", "only")
 
+_MOST_IDS = 1 << 20
+"""Of a variable, or names of an array: no model has more, and a slip of the pen must not fill the memory."""
+
+_MOST_NESTED = 12  # the stack holds so many of each in each other
+
 _NAME = re.compile(r"(?:[\w./*@]|-(?!>)|\$\{[^}\s]*\}|\$[A-Za-z_]\w*(?:[+-][0-9]+)?|\$)+")
 _PART = re.compile(
     r"\$\{(?P<braced>[A-Za-z_]\w*)(?P<braced_offset>[+-][0-9]+)?\}"
@@ -82,6 +87,7 @@ class _Parser:
         self._lines = lines
         self._at = 0
         self._end = 0  # of the last token
+        self._depth = 0  # of parentheses
 
     def statements(self) -> list[Statement]:
         found = []
@@ -128,18 +134,23 @@ class _Parser:
         start = self._at
         operand: Operand
         if self._take("("):
+            self._depth += 1
+            if self._depth > _MOST_NESTED:
+                raise self._error_at_last(f"more than {_MOST_NESTED} parentheses in each other")
             operands, attributes = self._operands(stop=")")
             self._expect(")")
+            self._depth -= 1
             operand = Group(operands, attributes, self._since(start))
         else:
             operand = self._name(left=True)
-        while True:
+        for _ in range(_MOST_NESTED):
             if self._take("^T"):
                 operand = Transposed(operand, self._since(start))
             elif self._take("["):
                 operand = Sliced(operand, self._slices(), self._since(start))
             else:
                 return operand
+        raise self._error_at_last(f"more than {_MOST_NESTED} transpositions and slices of one operand")
 
     def _slices(self) -> tuple[slice | int, ...]:
         slices: list[slice | int] = []
@@ -218,7 +229,7 @@ class _Parser:
             return Target(name.template, None, name.place)
         slices = self._slices()
         match slices:
-            case (slice(start=int(first), stop=int(last), step=None),) if 0 <= first < last:
+            case (slice(start=int(first), stop=int(last), step=None),) if 0 <= first < last <= first + _MOST_IDS:
                 return Target(name.template, range(first, last), self._since(start))
         raise AOAError(
             "a target cannot be a part of a tensor",
@@ -311,9 +322,11 @@ class _Parser:
             else:
                 first = self._natural()
                 self._expect(":")
-                ids = list(range(first, self._natural()))
+                ids = range(first, self._natural())
             if not ids:
                 raise self._error_at_last(f"{name} ranges over nothing")
+            if len(ids) > _MOST_IDS:
+                raise self._error_at_last(f"{name} ranges over {len(ids)} numbers, more than {_MOST_IDS}")
             bindings[name] = tuple(str(n) for n in ids)
             if not self._take(","):
                 return bindings

@@ -73,7 +73,7 @@ def fp8_block(name: str, data: Relation, scale: Relation, block: Sequence[int], 
         dtype: of the result; the product is taken in float32.
     """
     num_dims = len(data.shape)
-    if len(block) > num_dims or min(block) < 1:
+    if not 0 < len(block) <= num_dims or min(block) < 1:
         raise ValueError(f"block {list(block)} does not fit a tensor of shape {data.shape}")
     sizes = (1,) * (num_dims - len(block)) + tuple(block)
     expected = tuple(-(-n // b) for n, b in zip(data.shape, sizes, strict=True))
