@@ -45,6 +45,9 @@ class ThreadRanks(Ranks):
     def gather(self, value: Any) -> list[Any]:
         return [json.loads(text) for text in self._all(json.dumps(value))]
 
+    def all_well(self, well: bool) -> bool:
+        return all(self._all(well))
+
     def exchange(self, outgoing: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
         received = [parts[self.rank].clone() for parts in self._all(list(outgoing))]
         assert [len(part) for part in received] == list(sizes)

@@ -11,7 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from oarlock.checkpoint.agreement import all_or_none
+from oarlock.checkpoint.agreement import all_or_none, in_touch
 from oarlock.checkpoint.boxes import Box
 from oarlock.checkpoint.derived import Derived
 from oarlock.checkpoint.distribution import exchange
@@ -103,7 +103,8 @@ def share(
         if step.piece is not None:
             boxes = needs.setdefault(str(index[id(step.piece)]), {"boxes": []})["boxes"]
             boxes.append(step.block.source_box())
-    told = [table["needs"] for table in exchange(ranks, {"needs": needs})]
+    with in_touch(failure):
+        told = [table["needs"] for table in exchange(ranks, {"needs": needs})]
     groups = [[rank for rank, place in enumerate(machines) if place == machine] for machine in dict.fromkeys(machines)]
     if mode == "auto" and not _worth(_stretches(pieces, told, range(ranks.size)), machines):
         return None

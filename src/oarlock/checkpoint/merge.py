@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from oarlock.checkpoint.agreement import all_or_none
+from oarlock.checkpoint.agreement import all_or_none, in_touch
 from oarlock.checkpoint.aoa import AOA, Relation, TensorSpec
 from oarlock.checkpoint.distribution import Table, exchange, split
 from oarlock.checkpoint.reshard_routes import Routes, plan_routes
@@ -71,7 +71,8 @@ def iter_full(
 
     all_or_none(ranks, look, failure)
     shards, described = given.pop()
-    tables = exchange(ranks, described)
+    with in_touch(failure):
+        tables = exchange(ranks, described)
     staging_bytes = max_bytes // 8  # of what is sent, and as much of what is received
     planned: list[tuple[dict[str, StoredTensor], _Buckets, list[Use]]] = []
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from oarlock.checkpoint.agreement import all_or_none
+from oarlock.checkpoint.agreement import all_or_none, in_touch
 from oarlock.checkpoint.boxes import Box
 from oarlock.checkpoint.reshard_balance import Quotas, balance
 from oarlock.checkpoint.reshard_units import Request, Unit, Use, units_of
@@ -166,7 +166,8 @@ def plan_routes(
     for unit in units:
         key = unit.phase, number[unit.cell.ranks]
         needs[key] = needs.get(key, 0) + unit.num_bytes
-    told = ranks.gather([socket.gethostname(), [[*key, num_bytes] for key, num_bytes in needs.items()]])
+    with in_touch(failure):
+        told = ranks.gather([socket.gethostname(), [[*key, num_bytes] for key, num_bytes in needs.items()]])
     wanted = [{(phase, index): n for phase, index, n in entries} for _, entries in told]
     quotas = balance(wanted, sets, [place for place, _ in told])
     most_bytes = max(1, staging_bytes // _most_peers(quotas))
@@ -245,19 +246,21 @@ def _ask(
         num_bytes.append(sum(part.num_bytes for messages in asked.values() for m in messages for part in m))
         text = {phase: [[part.request() for part in m] for m in messages] for phase, messages in asked.items()}
         letters.append(json.dumps(text).encode() if text else b"")
-    told = ranks.gather([[len(letter) for letter in letters], num_bytes])
+    with in_touch(failure):
+        told = ranks.gather([[len(letter) for letter in letters], num_bytes])
     traffic = [[told[receiver][1][sender] for receiver in range(ranks.size)] for sender in range(ranks.size)]
     if not any(length for lengths, _ in told for length in lengths):
         return {}, traffic
     data = [torch.frombuffer(bytearray(letter), dtype=torch.uint8) if letter else _NOTHING for letter in letters]
-    received = ranks.exchange(data, [lengths[ranks.rank] for lengths, _ in told])
     outgoing: dict[int, dict[int, list[list[Request]]]] = {}
 
     def read() -> None:
-        for receiver, letter in enumerate(received):
-            for phase, messages in json.loads(bytes(letter.numpy()) or b"{}").items():
-                parts = [[Request.read(asked, views) for asked in message] for message in messages]
-                outgoing.setdefault(int(phase), {})[receiver] = parts
+        with ranks.together():
+            received = ranks.exchange(data, [lengths[ranks.rank] for lengths, _ in told])
+            for receiver, letter in enumerate(received):
+                for phase, messages in json.loads(bytes(letter.numpy()) or b"{}").items():
+                    parts = [[Request.read(asked, views) for asked in message] for message in messages]
+                    outgoing.setdefault(int(phase), {})[receiver] = parts
 
     all_or_none(ranks, read, failure)
     return outgoing, traffic

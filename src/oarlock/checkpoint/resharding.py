@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from oarlock.checkpoint.agreement import all_or_none
+from oarlock.checkpoint.agreement import all_or_none, in_touch
 from oarlock.checkpoint.aoa import AOA
 from oarlock.checkpoint.distribution import Table, describe_shards, exchange
 from oarlock.checkpoint.dtypes import dtype_of
@@ -135,7 +135,8 @@ def plan_reshard(
 
     all_or_none(ranks, look, failure)
     sources, destinations, described = given.pop()
-    tables = exchange(ranks, described)
+    with in_touch(failure):
+        tables = exchange(ranks, described)
     planned: list[tuple[dict[str, StoredTensor], LoadPlan, list[Use]]] = []
 
     def plan() -> None:
