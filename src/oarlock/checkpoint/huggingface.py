@@ -47,7 +47,7 @@ def open_safetensors(path: str | PathLike[str]) -> TensorSource:
 
 
 def _indexed(folder: Path, index: Path) -> TensorSource:
-    weight_map = _read_index(index)
+    weight_map = read_index(index)
     return _source(folder, [folder / name for name in dict.fromkeys(weight_map.values())], weight_map)
 
 
@@ -88,7 +88,12 @@ def _stored(file: MappedFile, name: str, entry: object) -> StoredTensor:
     raise CheckpointError(f"{file.path}: the header's entry of tensor {name!r} is malformed: {entry}")
 
 
-def _read_index(path: Path) -> dict[str, str]:
+def read_index(path: Path) -> dict[str, str]:
+    """Tensor -> file of an index, all of them in its folder.
+
+    Raises:
+        CheckpointError: not readable.
+    """
     try:
         content = json.loads(path.read_bytes())
         weight_map = {str(name): str(file) for name, file in content["weight_map"].items()}

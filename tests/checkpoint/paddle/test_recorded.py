@@ -110,3 +110,28 @@ def test_files_of_another_save_than_the_metadata(tmp_path: Path) -> None:
     shutil.copy(RECORDED / "ranks" / "1_0.distcp", tmp_path / "x" / "0_0.distcp")
     with pytest.raises(CheckpointError, match=r"0_0.distcp holds torch.float32 \[2, 4\] instead of .* \[3, 4\]"):
         open_tensors(tmp_path / "x")
+
+
+def test_folders_of_state_files(tmp_path: Path) -> None:
+    """One file; the model's beside others; several with an index, which may be wrong; several without."""
+    one, beside, several = tmp_path / "one", tmp_path / "beside", tmp_path / "several"
+    for folder in (one, beside, several):
+        folder.mkdir()
+    shutil.copy(RECORDED / "model4.pdparams", one / "any.pdparams")
+    shutil.copy(RECORDED / "model3.pdparams", beside / "model_state.pdparams")
+    shutil.copy(RECORDED / "everything4.pdparams", beside / "scheduler.pdparams")
+    for folder in (one, beside):
+        assert_same(open_tensors(folder).read(), expected(RECORDED, "model4.pdparams"))
+    names = ["a.pdparams", "b.pdparams"]
+    shutil.copy(RECORDED / "model4.pdparams", several / names[0])
+    shutil.copy(RECORDED / "everything4.pdparams", several / names[1])
+    with pytest.raises(CheckpointError, match=r"several files without an index \(a.pdparams, b.pdparams\); open one"):
+        open_tensors(several)
+    weight_map = {"up.weight": names[0], "up.bias": names[0], "int64": names[1]}
+    index = several / "model_state.pdparams.index.json"
+    index.write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    both = expected(RECORDED, "model4.pdparams") | expected(RECORDED, "everything4.pdparams")
+    assert_same(open_tensors(several).read(), {name: both[name] for name in weight_map})
+    index.write_text(json.dumps({"metadata": {}, "weight_map": {"up.weight": names[1]}}))
+    with pytest.raises(CheckpointError, match=r"b.pdparams lacks tensor 'up.weight' of the index"):
+        open_tensors(several)

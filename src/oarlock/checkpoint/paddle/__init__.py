@@ -3,7 +3,7 @@
 from oarlock.checkpoint.paddle.flex import flex_metadata, open_flex_checkpoint
 from oarlock.checkpoint.paddle.optimizer import adamw_states
 from oarlock.checkpoint.paddle.pickling import save_state_file
-from oarlock.checkpoint.paddle.state_file import is_pickle, load_state_file, open_state_file
+from oarlock.checkpoint.paddle.state_file import is_pickle, load_state_file, open_state_file, state_files
 
 __all__ = [
     "adamw_states",
@@ -13,4 +13,5 @@ __all__ = [
     "open_flex_checkpoint",
     "open_state_file",
     "save_state_file",
+    "state_files",
 ]

@@ -9,6 +9,8 @@ from typing import Any
 
 from torch import Tensor
 
+from oarlock.checkpoint.derived import Derived
+from oarlock.checkpoint.huggingface import read_index
 from oarlock.checkpoint.manifest import CheckpointError
 from oarlock.checkpoint.paddle.ranges import RangeFile
 from oarlock.checkpoint.paddle.records import Array, Malformed
@@ -36,10 +38,46 @@ def open_state_file(path: str | PathLike[str]) -> TensorSource:
     so is `StructuredToParameterName@@`, the names that an optimizer has for the parameters, where they differ. A file
     that is one tensor has the name `tensor`.
 
+    Args:
+        path: the file; or a folder with one `.pdparams`, with `model_state.pdparams`, or with several and their index
+            (`model_state.pdparams.index.json`).
+
     Raises:
         CheckpointError: unreadable, or it holds anything but arrays and plain values.
     """
-    return _opened(Path(path))[0]
+    path = Path(path)
+    if not path.is_dir():
+        return _opened(path)[0]
+    files = state_files(path)
+    if len(files) == 1:
+        return _opened(files[0])[0]
+    index = _index(path)
+    if index is None:
+        raise CheckpointError(
+            f"{path} has several files without an index ({', '.join(f.name for f in files)}); open one"
+        )
+    tensors: dict[str, StoredTensor | Derived] = {}
+    metadata: dict[str, str] = {}
+    weight_map = read_index(index)
+    for file in dict.fromkeys(weight_map.values()):
+        source = _opened(path / file)[0]
+        for name, home in weight_map.items():
+            if home == file and name not in source.tensors:
+                raise CheckpointError(f"{path / file} lacks tensor {name!r} of the index")
+        tensors |= {name: tensor for name, tensor in source.tensors.items() if weight_map.get(name) == file}
+        metadata |= source.metadata
+    return TensorSource(str(path), tensors, metadata=metadata)
+
+
+def state_files(path: Path) -> list[Path]:
+    """The weights of a folder of `.pdparams` files: one, or those with an index; none of a folder with safetensors."""
+    files = sorted(path.glob("*.pdparams")) if path.is_dir() and not any(path.glob("*.safetensors")) else []
+    main = path / "model_state.pdparams"
+    return [main] if main in files else files
+
+
+def _index(folder: Path) -> Path | None:
+    return next(iter(sorted(folder.glob("*.pdparams.index.json"))), None)
 
 
 def load_state_file(path: str | PathLike[str]) -> Any:
