@@ -15,7 +15,7 @@
 #endif
 
 /* Raised with every change of this header; the Python side refuses another number. */
-#define OARLOCK_ABI 11
+#define OARLOCK_ABI 12
 
 #ifdef __cplusplus
 extern "C" {
@@ -260,11 +260,37 @@ typedef struct oarlock_pool_block {
     uint64_t requested;
     uint64_t stream;
     uint64_t mapped_pages; /* pages with memory that the block lies on */
+    uint32_t stack;        /* of the context that it was allocated in */
+    uint32_t name;
     uint32_t tag;
     uint32_t pins;
     int32_t state;   /* 0 live, 1 free, 2 hole, 3 freed but pinned, 4 lost */
     int32_t blocked; /* 1 while events of streams are outstanding */
 } oarlock_pool_block;
+
+typedef enum oarlock_pool_action {
+    OARLOCK_ALLOC = 0,
+    OARLOCK_FREE_REQUESTED = 1, /* streams or pins keep it for now */
+    OARLOCK_FREE_COMPLETED = 2, /* anybody may have it; without a request before it, both at once */
+    OARLOCK_MAP = 3,
+    OARLOCK_UNMAP = 4,
+    OARLOCK_OOM = 5,
+    OARLOCK_ANNOTATION = 6,
+} oarlock_pool_action;
+
+/* 40 bytes. Sizes of blocks are rounded up to 512. */
+typedef struct oarlock_pool_event {
+    int64_t t_ns; /* of a monotonic clock, read for every 16th event and for all but OARLOCK_ALLOC and the frees; the
+                     others have the last reading */
+    uint64_t addr;
+    uint64_t size;
+    uint32_t stack;
+    uint32_t name;
+    uint32_t tag;
+    uint16_t stream; /* number of the stream, in the order in which the pool met them */
+    uint8_t action;
+    uint8_t detail; /* of OARLOCK_MAP and OARLOCK_UNMAP: 1 for pages that move; of OARLOCK_ANNOTATION: the caller's */
+} oarlock_pool_event;
 
 /* Called without the pool's lock where a request of `size` bytes cannot be met; frees what it can and returns more than
  * 0 if the request is worth another try. */
@@ -314,6 +340,24 @@ OARLOCK_API oarlock_status oarlock_pool_get_stats(oarlock_pool* pool, oarlock_po
 /* The blocks in address order, at most `max` of them; count is how many there are. */
 OARLOCK_API oarlock_status oarlock_pool_walk(oarlock_pool* pool, oarlock_pool_block* blocks, int64_t max,
                                              int64_t* count);
+
+/* Keeps the last events, at least `num_events` of them; 0: no more. */
+OARLOCK_API oarlock_status oarlock_pool_record(oarlock_pool* pool, uint64_t num_events);
+
+/* What the next allocations and annotations of this thread are noted with: numbers of the caller's. */
+OARLOCK_API void oarlock_pool_context(uint32_t stack, uint32_t name);
+
+/* Notes a moment, or (with an address) a name for an allocation; `detail` is the caller's. */
+OARLOCK_API oarlock_status oarlock_pool_annotate(oarlock_pool* pool, uint64_t addr, uint8_t detail);
+
+/* Of one moment: the events from number `first` on that are still kept, and the blocks, at most as many as there is room
+ * for. `begin` is the number of the first event, the counts are how many there are. */
+OARLOCK_API oarlock_status oarlock_pool_snapshot(oarlock_pool* pool, uint64_t first, oarlock_pool_event* events,
+                                                 int64_t max_events, uint64_t* begin, int64_t* num_events,
+                                                 oarlock_pool_block* blocks, int64_t max_blocks, int64_t* num_blocks);
+
+/* Handles of the streams, by number. */
+OARLOCK_API oarlock_status oarlock_pool_streams(oarlock_pool* pool, uint64_t* handles, int64_t max, int64_t* count);
 
 /* Whether blocks, indexes, page tables and the driver agree. */
 OARLOCK_API oarlock_status oarlock_pool_check(oarlock_pool* pool);

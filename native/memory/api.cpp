@@ -146,6 +146,38 @@ oarlock_status oarlock_pool_walk(oarlock_pool* pool, oarlock_pool_block* blocks,
     return OARLOCK_OK;
 }
 
+oarlock_status oarlock_pool_record(oarlock_pool* pool, uint64_t num_events) {
+    if (num_events > uint64_t{1} << 32) {
+        return refuse("at most 2^32 events can be kept, asked for " + std::to_string(num_events));
+    }
+    return guarded([&] {
+        pool->pool.record(num_events);
+        return OARLOCK_OK;
+    });
+}
+
+void oarlock_pool_context(uint32_t stack, uint32_t name) {
+    oarlock::memory::context = {stack, name};
+}
+
+oarlock_status oarlock_pool_annotate(oarlock_pool* pool, uint64_t addr, uint8_t detail) {
+    return guarded([&] { return pool->pool.annotate(addr, detail); });
+}
+
+oarlock_status oarlock_pool_snapshot(oarlock_pool* pool, uint64_t first, oarlock_pool_event* events, int64_t max_events,
+                                     uint64_t* begin, int64_t* num_events, oarlock_pool_block* blocks,
+                                     int64_t max_blocks, int64_t* num_blocks) {
+    return guarded([&] {
+        pool->pool.snapshot(first, events, max_events, begin, num_events, blocks, max_blocks, num_blocks);
+        return OARLOCK_OK;
+    });
+}
+
+oarlock_status oarlock_pool_streams(oarlock_pool* pool, uint64_t* handles, int64_t max, int64_t* count) {
+    *count = pool->pool.streams(handles, max);
+    return OARLOCK_OK;
+}
+
 oarlock_status oarlock_pool_check(oarlock_pool* pool) {
     return pool->pool.check();
 }

@@ -7,6 +7,12 @@
 
 namespace oarlock::memory {
 
+// Who asked, in numbers of the caller's language.
+struct Context {
+    uint32_t stack = 0;
+    uint32_t name = 0;
+};
+
 constexpr uint64_t kAlignment = 512;
 
 enum class State : uint8_t {
@@ -30,6 +36,7 @@ struct Block {
     Block* after = nullptr;
     Arena* arena = nullptr;
     uint64_t requested = 0;
+    Context who;
     Uses uses;  // of a live block: the other streams that use it
     uint32_t stream = 0;
     uint32_t pins = 0;

@@ -84,6 +84,9 @@ oarlock_status Pool::malloc(uint64_t size, uint64_t stream_id, uint32_t tag, uin
     if (size > limit_ * page_bytes_) {  // also where rounding would overflow
         last_message = explain(heap(tag, size), size, stream);
         stats_.num_out_of_memory++;
+        if (recorder_.on()) {
+            recorder_.note(OARLOCK_OOM, 0, size, stream, tag, context, 0);
+        }
         return OARLOCK_OUT_OF_MEMORY;
     }
     const uint64_t rounded = round_size(size);
@@ -126,11 +129,15 @@ uint64_t Pool::hand_out(Block* b, uint64_t start, uint64_t size, uint64_t reques
     b->uses.clear();
     b->requested = requested;
     b->stream = stream;
+    b->who = recorder_.on() ? context : Context{};
     pointers_.insert(b);
     stats_.live_bytes += static_cast<int64_t>(size);
     stats_.requested_bytes += static_cast<int64_t>(requested);
     stats_.peak_live_bytes = std::max(stats_.peak_live_bytes, stats_.live_bytes);
     stats_.num_allocations++;
+    if (recorder_.on()) {
+        recorder_.allocated(b, h.tag, streams_);
+    }
     return b->addr;
 }
 
@@ -189,6 +196,9 @@ oarlock_status Pool::slow_malloc(std::unique_lock<std::mutex>& lock, Heap& h, ui
         }
         last_message = explain(h, size, stream);
         stats_.num_out_of_memory++;
+        if (recorder_.on()) {
+            recorder_.note(OARLOCK_OOM, 0, size, stream, h.tag, context, 0);
+        }
         return OARLOCK_OUT_OF_MEMORY;
     }
 }
@@ -241,6 +251,9 @@ oarlock_status Pool::free(uint64_t addr, uint64_t stream_id) {
     stats_.live_bytes -= static_cast<int64_t>(b->size);
     stats_.requested_bytes -= static_cast<int64_t>(b->requested);
     stats_.num_frees++;
+    if (recorder_.on()) {
+        recorder_.freed(b, b->arena->heap->tag, b->pins > 0);
+    }
     if (b->pins > 0) {
         b->state = State::kHeld;
         return OARLOCK_OK;
@@ -309,6 +322,10 @@ oarlock_status Pool::unpin(uint64_t addr) {
     if (--b->pins == 0) {
         pinned_.erase(b);
         if (b->state == State::kHeld) {
+            if (recorder_.on()) {
+                recorder_.unpinned(b);
+                recorder_.complete(streams_, 0, 0);
+            }
             release_block(b);
         }
     }

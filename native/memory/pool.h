@@ -9,6 +9,7 @@
 
 #include "memory/heap.h"
 #include "memory/pointer_map.h"
+#include "memory/recorder.h"
 #include "oarlock.h"
 
 namespace oarlock::memory {
@@ -63,6 +64,11 @@ class Pool {
     uint64_t largest(uint64_t stream, uint32_t tag);
     void stats(oarlock_pool_stats* out);
     int64_t walk(oarlock_pool_block* out, int64_t max);
+    void record(uint64_t num_events);
+    oarlock_status annotate(uint64_t addr, uint8_t detail);
+    void snapshot(uint64_t first, oarlock_pool_event* events, int64_t max_events, uint64_t* begin, int64_t* num_events,
+                  oarlock_pool_block* blocks, int64_t max_blocks, int64_t* num_blocks);
+    int64_t streams(uint64_t* handles, int64_t max);
     oarlock_status check();
     void close();
     // Closed, or in a child process, whose memory is not this pool's.
@@ -98,6 +104,8 @@ class Pool {
     Moved roll_back(const Moves& moves, uint64_t num_unmapped_runs, uint64_t num_mapped, std::vector<uint64_t>& handles,
                     uint64_t first_created);
     Block* block_at(Arena* arena, uint64_t addr) const;
+    void note_moves(const Moves& moves);
+    void note_page(oarlock_pool_action action, const Arena* arena, uint64_t page);
 
     // sleep.cpp
     bool drop_whole_pages(Heap& heap);
@@ -108,6 +116,7 @@ class Pool {
     // report.cpp
     std::string explain(Heap& heap, uint64_t size, uint32_t stream);
     void survey(oarlock_pool_stats* out) const;
+    int64_t walk_locked(oarlock_pool_block* out, int64_t max) const;
     uint64_t largest_locked(Heap& heap, uint32_t stream);
     std::string fault();
 
@@ -137,6 +146,7 @@ class Pool {
     oarlock_pressure pressure_ = nullptr;
     void* pressure_user_ = nullptr;
     oarlock_pool_stats stats_{};
+    Recorder recorder_;
     std::string rollback_reason_;
 };
 

@@ -163,6 +163,10 @@ int64_t Pool::walk(oarlock_pool_block* out, int64_t max) {
         return 0;
     }
     const std::lock_guard<std::mutex> lock(mutex_);
+    return walk_locked(out, max);
+}
+
+int64_t Pool::walk_locked(oarlock_pool_block* out, int64_t max) const {
     int64_t count = 0;
     each_block([&](const Heap& h, const Block* b) {
         if (count++ >= max) {
@@ -174,10 +178,83 @@ int64_t Pool::walk(oarlock_pool_block* out, int64_t max) {
             mapped += b->arena->pages[page] != 0 ? 1 : 0;
         }
         const bool live = b->state == State::kLive || b->state == State::kHeld;
-        out[count - 1] = {b->addr, b->size, live ? b->requested : 0,        live ? streams_.id(b->stream) : 0, mapped,
-                          h.tag,   b->pins, static_cast<int32_t>(b->state), streams_.done(b->uses) ? 0 : 1};
+        const Context who = live ? b->who : Context{};
+        out[count - 1] = {b->addr,
+                          b->size,
+                          live ? b->requested : 0,
+                          live ? streams_.id(b->stream) : 0,
+                          mapped,
+                          who.stack,
+                          who.name,
+                          h.tag,
+                          b->pins,
+                          static_cast<int32_t>(b->state),
+                          streams_.done(b->uses) ? 0 : 1};
     });
     return count;
+}
+
+void Pool::record(uint64_t num_events) {
+    if (gone()) {
+        return;
+    }
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (num_events == 0) {
+        recorder_.stop();
+    } else {
+        recorder_.start(num_events);
+    }
+}
+
+oarlock_status Pool::annotate(uint64_t addr, uint8_t detail) {
+    if (gone()) {
+        return OARLOCK_OK;
+    }
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (!recorder_.on()) {
+        last_message = "the pool does not record";
+        return OARLOCK_INVALID_ARGUMENT;
+    }
+    Block* b = addr == 0 ? nullptr : pointers_.find(addr);
+    if (b != nullptr) {
+        b->who.name = context.name;
+        recorder_.note(OARLOCK_ANNOTATION, addr, b->size, b->stream, b->arena->heap->tag, b->who, detail);
+    } else if (addr == 0) {
+        recorder_.note(OARLOCK_ANNOTATION, 0, 0, 0, 0, context, detail);
+    } else {
+        last_message = "not a live allocation of this pool";
+        return OARLOCK_INVALID_ARGUMENT;
+    }
+    return OARLOCK_OK;
+}
+
+void Pool::snapshot(uint64_t first, oarlock_pool_event* events, int64_t max_events, uint64_t* begin,
+                    int64_t* num_events, oarlock_pool_block* blocks, int64_t max_blocks, int64_t* num_blocks) {
+    *begin = 0;
+    *num_events = *num_blocks = 0;
+    if (gone()) {
+        return;
+    }
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (recorder_.on()) {
+        streams_.poll();
+        recorder_.complete(streams_, 0, 0);
+        uint64_t count = 0;
+        *begin = recorder_.read(first, events, static_cast<uint64_t>(max_events), &count);
+        *num_events = static_cast<int64_t>(count);
+    }
+    *num_blocks = walk_locked(blocks, max_blocks);
+}
+
+int64_t Pool::streams(uint64_t* handles, int64_t max) {
+    if (gone()) {
+        return 0;
+    }
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (size_t i = 0; i < std::min(streams_.size(), static_cast<size_t>(max)); i++) {
+        handles[i] = streams_.id(static_cast<uint32_t>(i));
+    }
+    return static_cast<int64_t>(streams_.size());
 }
 
 oarlock_status Pool::check() {

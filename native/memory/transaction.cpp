@@ -61,12 +61,42 @@ Moved Pool::move_pages(Moves& moves) {
             run.block->arena->pages[page] = handles[next++];
         }
     }
+    if (recorder_.on()) {
+        note_moves(moves);
+    }
     spare_.resize(spare_.size() - moves.num_spare);
     spare_.insert(spare_.end(), handles.begin() + static_cast<std::ptrdiff_t>(next), handles.end());
     num_created_ += moves.num_create;
     stats_.num_moves += moves.from.empty() || moves.to.empty() ? 0 : 1;
     stats_.peak_reserved_bytes = std::max(stats_.peak_reserved_bytes, static_cast<int64_t>(num_created_ * page_bytes_));
     return Moved::kDone;
+}
+
+// What left and what came; pages that come from elsewhere in the pool apart from the others.
+void Pool::note_moves(const Moves& moves) {
+    const auto note = [&](oarlock_pool_action action, const Run& run, uint64_t page, uint64_t count, bool moved) {
+        const Arena* arena = run.block->arena;
+        if (count > 0) {
+            recorder_.note(action, arena->page_addr(page), count * page_bytes_, 0, arena->heap->tag, context,
+                           moved ? 1 : 0);
+        }
+    };
+    for (const Run& run : moves.from) {
+        note(OARLOCK_UNMAP, run, run.page, run.count, !moves.to.empty());
+    }
+    uint64_t num_fresh = moves.num_spare + moves.num_create;
+    for (const Run& run : moves.to) {
+        const uint64_t fresh = std::min(num_fresh, run.count);
+        num_fresh -= fresh;
+        note(OARLOCK_MAP, run, run.page, fresh, false);
+        note(OARLOCK_MAP, run, run.page + fresh, run.count - fresh, true);
+    }
+}
+
+void Pool::note_page(oarlock_pool_action action, const Arena* arena, uint64_t page) {
+    if (recorder_.on()) {
+        recorder_.note(action, arena->page_addr(page), page_bytes_, 0, arena->heap->tag, {}, 0);
+    }
 }
 
 // The first block of the destinations, joined with its free neighbours.
@@ -153,6 +183,7 @@ Moved Pool::roll_back(const Moves& moves, uint64_t num_unmapped_runs, uint64_t n
             if (!driver_->unmap(arena->page_addr(page), page_bytes_)) {
                 stuck[next] = true;
                 arena->pages[page] = handles[next];
+                note_page(OARLOCK_MAP, arena, page);
                 lost.emplace_back(arena, page);
             }
         }
@@ -190,6 +221,7 @@ Moved Pool::roll_back(const Moves& moves, uint64_t num_unmapped_runs, uint64_t n
         lose(arena, page);
     }
     for (const auto& [arena, page] : holes) {
+        note_page(OARLOCK_UNMAP, arena, page);
         store_.reserve(4);
         Block* b = block_at(arena, arena->page_addr(page));
         if (b->state == State::kFree && covers(b, arena, page)) {

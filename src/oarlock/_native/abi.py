@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 
-ABI = 11
+ABI = 12
 """``OARLOCK_ABI`` of the header that this file mirrors."""
 
 
@@ -142,6 +142,8 @@ class PoolBlock(ctypes.Structure):
         ("requested", ctypes.c_uint64),
         ("stream", ctypes.c_uint64),
         ("mapped_pages", ctypes.c_uint64),
+        ("stack", ctypes.c_uint32),
+        ("name", ctypes.c_uint32),
         ("tag", ctypes.c_uint32),
         ("pins", ctypes.c_uint32),
         ("state", ctypes.c_int32),
@@ -282,6 +284,21 @@ SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "oarlock_pool_walk": (
         ctypes.c_int,
         [ctypes.c_void_p, ctypes.POINTER(PoolBlock), ctypes.c_int64, ctypes.POINTER(ctypes.c_int64)],
+    ),
+    "oarlock_pool_record": (ctypes.c_int, [ctypes.c_void_p, ctypes.c_uint64]),
+    "oarlock_pool_context": (None, [ctypes.c_uint32] * 2),
+    "oarlock_pool_annotate": (ctypes.c_int, [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint8]),
+    "oarlock_pool_snapshot": (
+        ctypes.c_int,
+        [
+            *(ctypes.c_void_p, ctypes.c_uint64),
+            *(ctypes.c_void_p, ctypes.c_int64, ctypes.POINTER(ctypes.c_uint64), ctypes.POINTER(ctypes.c_int64)),
+            *(ctypes.c_void_p, ctypes.c_int64, ctypes.POINTER(ctypes.c_int64)),
+        ],
+    ),
+    "oarlock_pool_streams": (
+        ctypes.c_int,
+        [ctypes.c_void_p, ctypes.POINTER(ctypes.c_uint64), ctypes.c_int64, ctypes.POINTER(ctypes.c_int64)],
     ),
     "oarlock_pool_check": (ctypes.c_int, [ctypes.c_void_p]),
     "oarlock_pool_fail_calls": (ctypes.c_int, [ctypes.c_void_p, *[ctypes.c_uint64] * 2]),
