@@ -1,7 +1,10 @@
 """Shards: which global elements a local tensor holds. The oracle is real torch operations on tensors of indices."""
 
 import math
+import random
 import warnings
+from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,7 +18,9 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from oarlock.checkpoint.boxes import Box, explain_cover, find_overlap, flat_boxes, subtract
+from oarlock.checkpoint.mapped_file import MappedFile
 from oarlock.checkpoint.shards import Shard, shard_of
+from oarlock.checkpoint.stored import StoredPiece, StoredTensor
 
 shapes = st.lists(st.integers(0, 7), min_size=0, max_size=3).map(tuple)
 
@@ -82,6 +87,25 @@ class TestBoxes:
 
     def test_cover_names_a_hole(self) -> None:
         assert "missing are [2:4, 0:3]" in str(explain_cover((4, 3), [Box((0, 0), (2, 3))]))
+        assert explain_cover((0, 3), []) is None
+        rows = [Box((row, 0), (1, 3)) for row in range(3000)]
+        assert "missing are [2999:3000, 0:3]" in str(explain_cover((3000, 3), rows[:-1]))
+
+    @given(st.data())
+    def test_the_hole_is_one(self, data: st.DataObject) -> None:
+        shape = data.draw(shapes)
+        apart: list[Box] = []
+        for box in data.draw(st.lists(boxes_in(shape), max_size=6)):
+            if all(box.intersect(other) is None for other in apart):
+                apart.append(box)
+        problem = explain_cover(shape, apart)
+        if problem is not None:
+            text = problem.rpartition("missing are [")[2].removesuffix("]")
+            runs = [tuple(map(int, run.split(":"))) for run in text.split(", ") if run]
+            hole = Box(tuple(a for a, _ in runs), tuple(b - a for a, b in runs))
+            assert hole.volume
+            assert all(hole.intersect(box) is None for box in apart)
+            assert not shape or hole.intersect(Box.whole(shape)) == hole
 
 
 def boxes_in(shape: tuple[int, ...]) -> st.SearchStrategy[Box]:
@@ -130,6 +154,27 @@ def test_a_dtensor_that_is_cut_from_right_to_left() -> None:
         known = held(shard_of(DTensor(local, changed, requires_grad=False)), shape)
         assert torch.equal(known[known >= 0], local.flatten())
         assert torch.equal(known[known >= 0], indices(shape)[known >= 0])
+
+
+def test_the_pieces_of_a_box_are_found_among_many() -> None:
+    """In a grid and in a line, in any order, whatever their sizes."""
+    generator = random.Random(0)
+    for rows, columns in ((20, 20), (600, 1), (1, 600)):
+        cuts = [sorted({0, 1000, *generator.sample(range(1000), count - 1)}) for count in (rows, columns)]
+        boxes = [Box((a, c), (b - a, d - c)) for a, b in pairwise(cuts[0]) for c, d in pairwise(cuts[1])]
+        generator.shuffle(boxes)
+        stored = StoredTensor(torch.float32, (1000, 1000), tuple(StoredPiece(MappedFile(Path()), "", b) for b in boxes))
+        for size in (1, 7, 100, 1000):
+            offset = (generator.randint(0, 1000 - size), generator.randint(0, 1000 - size))
+            wanted = Box(offset, (size, size))
+            common = {common for box in boxes if (common := box.intersect(wanted)) is not None}
+            parts = list(stored.parts(wanted))
+            found = {
+                Box(tuple(map(sum, zip(p.box.offset, p.piece.box.offset, strict=True))), p.box.size) for p in parts
+            }
+            assert found == common
+            assert all(Box(p.place, p.box.size).volume for p in parts)
+            assert {tuple(map(sum, zip(p.place, offset, strict=True))) for p in parts} == {box.offset for box in common}
 
 
 def test_partial_sums_are_refused() -> None:

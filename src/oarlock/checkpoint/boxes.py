@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Sequence
+from itertools import accumulate, pairwise
 from typing import NamedTuple, Self
 
 import numpy as np
@@ -82,6 +83,7 @@ def explain_cover(shape: Sequence[int], boxes: Sequence[Box]) -> str | None:
     overlap = find_overlap(boxes)
     if overlap is not None:
         return f"{boxes[overlap[0]]} and {boxes[overlap[1]]} overlap"
+    boxes = [box for box in boxes if box.volume]
     covered = sum(box.volume for box in boxes)
     if covered != whole.volume:
         return f"{covered} of {whole.volume} elements of {list(shape)} are there; missing are {_hole(whole, boxes)}"
@@ -148,8 +150,22 @@ def _replace(box: Box, axis: int, start: int, stop: int) -> Box:
 
 
 def _hole(whole: Box, boxes: Sequence[Box]) -> Box:
-    """Some box of elements that no box holds."""
-    rest = [whole]
-    for box in boxes:
-        rest = [part for piece in rest for part in subtract(piece, box)][:64]
-    return rest[0] if rest else whole
+    """Some elements that no box holds; the boxes are disjoint, inside of the whole, and do not make it up.
+
+    Dim by dim the first slab is taken in which the boxes have too small a volume.
+    """
+    hole: list[tuple[int, int]] = []
+    for dim, size in enumerate(whole.size):
+        change = dict.fromkeys((0, size), 0)
+        for box in boxes:
+            area = math.prod(box.size[dim + 1 :])
+            change[box.offset[dim]] = change.get(box.offset[dim], 0) + area
+            change[box.stop[dim]] = change.get(box.stop[dim], 0) - area
+        cuts = sorted(change)
+        areas = accumulate(change[cut] for cut in cuts)
+        start, stop = next(
+            slab for slab, area in zip(pairwise(cuts), areas, strict=False) if area < math.prod(whole.size[dim + 1 :])
+        )
+        hole.append((start, stop - start))
+        boxes = [box for box in boxes if box.offset[dim] <= start and stop <= box.stop[dim]]
+    return Box(tuple(offset for offset, _ in hole), tuple(size for _, size in hole))

@@ -59,6 +59,9 @@ def tuples(kind: type[T], *columns: Iterable[Any]) -> Iterator[T]:
     return map(tuple.__new__, repeat(kind), zip(*columns, strict=False))
 
 
+_MANY = 256  # pieces, of which the ones near a box are worth a search
+
+
 @dataclass(frozen=True)
 class StoredTensor:
     """A tensor in files."""
@@ -85,12 +88,16 @@ class StoredTensor:
             boxes = [common.within(piece.box) for piece, common in hits]
             return [piece for piece, _ in hits], boxes, [common.within(box).offset for _, common in hits]
         offsets, stops = self._corners
+        near = self._near(box) if len(self.pieces) >= _MANY else slice(None)
+        offsets, stops = offsets[near], stops[near]
         starts = np.maximum(offsets, box.offset)
         sizes = np.minimum(stops, box.stop) - starts
         indices = np.flatnonzero((sizes > 0).all(axis=1))
         in_piece, in_box, size = (
             map(tuple, values[indices].tolist()) for values in (starts - offsets, starts - np.array(box.offset), sizes)
         )
+        if not isinstance(near, slice):
+            indices = near[indices]
         return map(self.pieces.__getitem__, indices.tolist()), tuples(Box, in_piece, size), in_box
 
     @cached_property
@@ -100,3 +107,18 @@ class StoredTensor:
         numbers = chain.from_iterable(chain.from_iterable([piece.box for piece in self.pieces]))
         boxes = np.fromiter(numbers, np.int64, math.prod(shape)).reshape(shape)
         return boxes[:, 0], boxes.sum(axis=1)
+
+    def _near(self, box: Box) -> np.ndarray | slice:
+        """Indices of the pieces that may hold some of a box: those near it along the dim that is cut most often."""
+        dim, order, offsets, longest = self._line
+        first = np.searchsorted(offsets, box.offset[dim] - longest, side="right")
+        last = np.searchsorted(offsets, box.stop[dim], side="left")
+        return order[first:last] if last - first < len(order) // 2 else slice(None)
+
+    @cached_property
+    def _line(self) -> tuple[int, np.ndarray, np.ndarray, int]:
+        """The dim that is cut most often; the pieces in its order, where they begin, and how long the longest is."""
+        offsets, stops = self._corners
+        dim = max(range(len(self.shape)), key=lambda dim: len(set(offsets[:, dim].tolist())))
+        order = np.argsort(offsets[:, dim], kind="stable")
+        return dim, order, offsets[order, dim], int((stops - offsets)[:, dim].max())
