@@ -40,8 +40,7 @@ def on_mesh(tensor: Tensor, mesh: DeviceMesh, placements: list[Any]) -> DTensor:
 
 
 def two_by_two_to_four() -> dict[str, Any]:
-    """Data x tensor parallel, to tensor parallel over all four ranks, through a program."""
-    dist.init_process_group("gloo")
+    """Data x tensor parallel, to tensor parallel over all four ranks, through a program; a fifth has nothing."""
     square, line = DeviceMesh("cpu", torch.tensor(ALL).view(2, 2)), DeviceMesh("cpu", ALL)
     placements = {"embed": [Replicate(), OnDim(0)], "down": [OnDim(0), OnDim(1)], "q": [Replicate(), Replicate()]}
     values = whole()
@@ -51,17 +50,15 @@ def two_by_two_to_four() -> dict[str, Any]:
     for _ in range(2):
         report = plan.run()
         for name, expected in converted({n: t * 1.0 for n, t in values.items()}).items():
-            assert torch.equal(dst[name].full_tensor(), expected), name
+            assert dist.get_rank() == 4 or torch.equal(dst[name].full_tensor(), expected), name
         for name, tensor in values.items():
             values[name] = tensor.mul(2)
             src[name].to_local().mul_(2)
-    dist.destroy_process_group()
     return {"sent": report.sent, "received": report.received}
 
 
 def three_to_two() -> int:
     """Flat ZeRO slices of three ranks to tensor parallelism over two others, optimizer state and all."""
-    dist.init_process_group("gloo")
     rank = dist.get_rank()
     values = {f"{slot}/{name}": t for slot in ("exp_avg", "master") for name, t in whole().items()}
     src: dict[str, Tensor | Shard] = {}
@@ -85,7 +82,6 @@ def three_to_two() -> int:
         else:
             assert isinstance(value, Shard)
             assert torch.equal(value.tensor, wanted[name].tensor_split(2)[rank - 3]), name
-    dist.destroy_process_group()
     return report.received[rank]
 
 
@@ -110,29 +106,31 @@ def one_dies() -> str:
 
 
 def in_a_group() -> list[float]:
-    """Only ranks 1 and 2 of three take part; peers are told by their place in the group."""
-    dist.init_process_group("gloo")
+    """Only ranks 1 and 2 take part; peers are told by their place in the group."""
     group = dist.new_group([1, 2])
     tensor = torch.zeros(3)
-    if dist.get_rank():
+    if dist.get_rank() in (1, 2):
         assert isinstance(group, dist.ProcessGroup)
         last = dist.get_rank() == 2
         reshard({"w": torch.ones(3)} if last else {}, {} if last else {"w": tensor}, group)
-    dist.destroy_process_group()
     return tensor.tolist()
 
 
-def test_two_by_two_to_four() -> None:
-    results = run_ranks(4, two_by_two_to_four, timeout=90)
-    assert all(result == results[0] for result in results)
-    assert sum(results[0]["sent"]) > 0
+def all_of_them() -> list[Any]:
+    dist.init_process_group("gloo")
+    results = [two_by_two_to_four(), three_to_two(), in_a_group()]
+    dist.destroy_process_group()
+    return results
 
 
-def test_three_to_two() -> None:
-    received = run_ranks(5, three_to_two, timeout=90)
+def test_meshes_and_groups() -> None:
+    moved, received, grouped = zip(*run_ranks(5, all_of_them, timeout=120), strict=True)
+    assert all(report == moved[0] for report in moved)
+    assert sum(moved[0]["sent"]) > 0
     total = sum(t.nbytes for t in whole().values())
-    assert received[:3] == [0, 0, 0]
+    assert received[:3] == (0, 0, 0)
     assert sum(received) == 2 * total + 2 * 4 * 4, "gate and up share a step"
+    assert list(grouped) == [[0] * 3, [1] * 3, [0] * 3, [0] * 3, [0] * 3]
 
 
 def test_a_rank_that_is_gone() -> None:
@@ -140,7 +138,3 @@ def test_a_rank_that_is_gone() -> None:
     assert gone == "gone"
     assert "lost contact with another rank" in first
     assert "lost contact with another rank" in third
-
-
-def test_in_a_group() -> None:
-    assert run_ranks(3, in_a_group, timeout=60) == [[0] * 3, [1] * 3, [0] * 3]
