@@ -8,6 +8,8 @@
 | sync_vs_gather       | time to gather every whole tensor on every rank and cut it / time of a reshard plan's run    |
 | sync_vs_bare         | time of a reshard plan's run / of sending the same bytes, packed already                     |
 | export_extra_tensors | memory of a rank that merges, beyond its bucket of max_bytes / size of a tensor              |
+| convert_vs_transformers | time of transformers to load a model with fused experts and save them singly / ours       |
+| convert_memory       | largest anonymous memory of ours in that / of transformers                                   |
 
 The least: for every rank the elements that its destinations need and its sources do not hold, once each, in the smaller
 of the two dtypes. It is counted apart from the plan, with one number per element. gloo on one machine, one thread a
@@ -17,8 +19,10 @@ rank; the contestants for time take turns in the same processes, minima count.
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -322,6 +326,99 @@ def merging_worker(size: int, count: int, max_bytes: int) -> Any:
     return {"peak": peak[0]}
 
 
+# ---- conversion ------------------------------------------------------------------------------------------------------
+
+EXPERTS = "model.layers.$L.mlp.experts"
+NUM_EXPERTS, WIDTH = 32, 512
+UNFUSE = f"""
+{EXPERTS}.gate_up_proj[:, :{WIDTH}] -> {EXPERTS}.*.gate_proj.weight, stack=0 where * in 0:{NUM_EXPERTS}
+{EXPERTS}.gate_up_proj[:, {WIDTH}:] -> {EXPERTS}.*.up_proj.weight, stack=0 where * in 0:{NUM_EXPERTS}
+{EXPERTS}.down_proj -> {EXPERTS}.*.down_proj.weight, stack=0 where * in 0:{NUM_EXPERTS}
+"""
+
+
+def conversion(quick: bool) -> list[Row]:
+    """A Qwen3-MoE with fused experts becomes a folder of files of 128 MB, by `oarlock convert` and by transformers."""
+    num_layers, turns = (4, 2) if quick else (8, 3)
+    runs: dict[str, list[Any]] = {"transformers": [], "ours": []}
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        [size] = launch(1, "fused_model", folder=f"{folder}/fused", num_layers=num_layers)
+        for turn in range(turns):
+            for contestant in runs:
+                out = f"{folder}/{contestant}"
+                shutil.rmtree(out, ignore_errors=True)
+                runs[contestant] += launch(1, "conversion", contestant=contestant, source=f"{folder}/fused", out=out)
+            if turn == 0:
+                launch(1, "same_folders", first=f"{folder}/transformers", second=f"{folder}/ours")
+    (theirs, ours), (their_peak, our_peak) = (
+        [min(run[what] for run in runs[name]) for name in runs] for what in ("seconds", "peak")
+    )
+    what = f"{size / MIB:.0f} MiB"
+    return [
+        row("convert_vs_transformers", theirs / ours, f"{theirs:.2f} s / {ours:.2f} s for {what}"),
+        row(
+            "convert_memory", our_peak / their_peak, f"{our_peak / MIB:.0f} MiB / {their_peak / MIB:.0f} MiB for {what}"
+        ),
+    ]
+
+
+def fused_model_worker(folder: str, num_layers: int) -> int:
+    """Write the source; the size of its tensors."""
+    from safetensors.torch import save_file
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    sizes = {"vocab_size": 4096, "hidden_size": 1024, "intermediate_size": 1024, "moe_intermediate_size": WIDTH}
+    heads = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 128}
+    config = Qwen3MoeConfig(
+        num_hidden_layers=num_layers, num_experts=NUM_EXPERTS, num_experts_per_tok=4, **sizes, **heads
+    )
+    with torch.device("meta"):
+        outline = Qwen3MoeForCausalLM(config).state_dict()
+    state = {name: torch.randn(tensor.shape, dtype=torch.bfloat16) for name, tensor in outline.items()}
+    config.architectures = ["Qwen3MoeForCausalLM"]
+    config.dtype = torch.bfloat16
+    config.save_pretrained(folder)
+    save_file(state, f"{folder}/model.safetensors", {"format": "pt"})
+    return sum(tensor.numel() * 2 for tensor in state.values())
+
+
+def conversion_worker(contestant: str, source: str, out: str) -> Any:
+    """Seconds and memory of one conversion, imports apart."""
+    if contestant == "ours":
+        import oarlock.checkpoint.conversion
+        import oarlock.cli.convert
+        import oarlock.cli.inspect
+        import oarlock.models.weights
+        import oarlock.train.units
+        from oarlock.cli.main import main as oarlock
+
+        program = Path(f"{out}.aoa")
+        program.write_text(UNFUSE)
+        begun = time.perf_counter()
+        with peak_memory() as peak:
+            assert oarlock(["convert", source, out, "--aoa", str(program), "--max-shard-size", "128MB"]) == 0
+    else:
+        from transformers import Qwen3MoeForCausalLM
+
+        begun = time.perf_counter()
+        with peak_memory() as peak:
+            model = Qwen3MoeForCausalLM.from_pretrained(source, dtype="auto")
+            del model._weight_conversions  # else it would save the experts as fused as they came
+            model.save_pretrained(out, max_shard_size="128MB")
+    return {"seconds": time.perf_counter() - begun, "peak": peak[0]}
+
+
+def same_folders_worker(first: str, second: str) -> None:
+    """Both have written the same tensors."""
+    from oarlock.checkpoint import open_tensors
+
+    one, other = open_tensors(first), open_tensors(second)
+    assert one.tensors.keys() == other.tensors.keys()
+    assert any("experts.31.gate_proj" in name for name in one.tensors)
+    for name in one.tensors:
+        assert torch.equal(one.read([name])[name], other.read([name])[name]), name
+
+
 @contextmanager
 def peak_memory() -> Iterator[list[int]]:
     """Largest anonymous memory in the block beyond that at its start, bytes; looked at every 2 ms."""
@@ -348,8 +445,14 @@ def anonymous_bytes() -> int:
     raise RuntimeError("no RssAnon in /proc/self/status")
 
 
-FIGURES = (sync, merging)
-WORKERS: dict[str, Callable[..., Any]] = {"sync": sync_worker, "merging": merging_worker}
+FIGURES = (sync, merging, conversion)
+WORKERS: dict[str, Callable[..., Any]] = {
+    "sync": sync_worker,
+    "merging": merging_worker,
+    "fused_model": fused_model_worker,
+    "conversion": conversion_worker,
+    "same_folders": same_folders_worker,
+}
 
 
 if __name__ == "__main__":

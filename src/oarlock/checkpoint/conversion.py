@@ -3,14 +3,18 @@
 import itertools
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from oarlock.checkpoint.aoa import AOA, Relation, TensorSpec
+from oarlock.checkpoint.at_once import Progress, run_at_once
 from oarlock.checkpoint.boxes import Box
+from oarlock.checkpoint.copied_file import CopiedFile
 from oarlock.checkpoint.derived import Derived
 from oarlock.checkpoint.distribution import file_names, split
 from oarlock.checkpoint.draft import draft
@@ -34,6 +38,7 @@ from oarlock.digest import tensor_bytes
 
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 GROUP = "model"
+_MAX_THREADS = 4
 
 
 @dataclass(frozen=True)
@@ -91,7 +96,7 @@ class Conversion:
         max_bytes: int,
         manifest: bool,
         others: Mapping[str, bytes],
-        progress: Callable[[int], None],
+        progress: Progress,
     ) -> None:
         """Write the folder as a draft, sync it and rename it; what a killed run left of an earlier draft is removed.
 
@@ -115,14 +120,11 @@ class Conversion:
         max_bytes: int,
         manifest: bool,
         others: Mapping[str, bytes],
-        progress: Callable[[int], None],
+        progress: Progress,
     ) -> None:
         """The index comes first and config.json last, so half a folder is neither a set of files nor a model."""
         entries: dict[str, FileEntry] = {}
         checked: dict[Path, set[int]] = {}
-        computed = any(isinstance(tensor, Derived) for tensor in self.source.tensors.values())
-        step = STEP_BYTES // 4 if computed else STEP_BYTES  # what is computed needs memory of its own
-        memory = torch.empty(step, dtype=torch.uint8)  # one for all steps: fresh pages cost more than copying
         files = self.files(max_bytes)
         homes = {name: file_name for file_name, names in files.items() for name in names}
 
@@ -135,16 +137,10 @@ class Conversion:
             total = sum(output.num_bytes for output in self.outputs.values())
             index = {"metadata": {"total_size": total}, "weight_map": homes}
             write(f"{GROUP}.safetensors.index.json", json.dumps(index, indent=1).encode())
-        for file_name, names in files.items():
-            header, ordered = self.header(names)
-            with HashedFile(folder / file_name) as file:
-                file.write(header)
-                for name in ordered:
-                    for box in _rows(self.outputs[name], step):
-                        rows = self._read(self.outputs[name], box, checked, memory)
-                        file.write(tensor_bytes(rows).data)
-                        progress(rows.numel() * rows.dtype.itemsize)
-            entries[file_name] = file.entry
+        jobs = [partial(self._write_file, folder / name, names, manifest, checked) for name, names in files.items()]
+        for file_name, entry in zip(files, run_at_once(jobs, self._num_threads, progress), strict=True):
+            if entry is not None:
+                entries[file_name] = entry
         for name in sorted(others, key=lambda name: name == "config.json"):
             write(name, others[name])
         if manifest:
@@ -158,7 +154,36 @@ class Conversion:
             with HashedFile(folder / MANIFEST_NAME) as file:
                 file.write(encode_manifest(content))
 
-    def _read(self, output: Output, box: Box, checked: dict[Path, set[int]], memory: torch.Tensor) -> torch.Tensor:
+    @property
+    def _num_threads(self) -> int:
+        """Files that are written at once; other formats keep what they read last, for one thread."""
+        mapped = all(isinstance(piece.file, MappedFile) for piece, _ in pieces(self.source))
+        return min(_MAX_THREADS, os.cpu_count() or 1) if mapped else 1
+
+    def _write_file(
+        self, path: Path, names: Sequence[str], hashed: bool, checked: dict[Path, set[int]], progress: Progress
+    ) -> FileEntry | None:
+        """Write one file of tensors; its digests, if it is hashed."""
+        computed = any(isinstance(tensor, Derived) for tensor in self.source.tensors.values())
+        step = STEP_BYTES // 4 if computed else STEP_BYTES  # what is computed needs memory of its own
+        memory = torch.empty(step, dtype=torch.uint8)  # one for all steps: fresh pages cost more than copying
+        header, ordered = self.header(names)
+        with (HashedFile if hashed else CopiedFile)(path) as file:
+            file.write(header)
+            for name in ordered:
+                for box in _rows(self.outputs[name], step):
+                    rows, home = self._read(self.outputs[name], box, checked, memory)
+                    data = tensor_bytes(rows).data
+                    if isinstance(file, CopiedFile) and home is not None and len(data):
+                        file.copy(home.path, rows.data_ptr() - home.bytes.data_ptr(), data, progress)
+                    else:
+                        file.write(data)
+                        progress(len(data))
+        return file.entry if isinstance(file, HashedFile) else None
+
+    def _read(
+        self, output: Output, box: Box, checked: dict[Path, set[int]], memory: torch.Tensor
+    ) -> tuple[torch.Tensor, MappedFile | None]:
         """A box of an output: a view of the file where it lies there as it is, else in `memory` if that is enough."""
         num_bytes = box.volume * output.dtype.itemsize
         if num_bytes > len(memory):
@@ -179,7 +204,7 @@ class Conversion:
             return found
         for step in steps:
             step.run()
-        return target
+        return target, None
 
 
 def plan(source: TensorSource, program: str | None = None, dtype: torch.dtype | None = None) -> Conversion:
@@ -262,7 +287,7 @@ def unnamed(conversion: Conversion) -> list[str]:
     return [name for name, output in conversion.outputs.items() if output.dtype not in SAFETENSORS_NAMES]
 
 
-def _as_it_is(step: Transfer) -> torch.Tensor | None:
+def _as_it_is(step: Transfer) -> tuple[torch.Tensor, MappedFile] | None:
     """A view of a file that has the elements of a step in their order and dtype, if there is one."""
     if isinstance(step, Copy):
         reads = list(step.reads)
@@ -273,8 +298,11 @@ def _as_it_is(step: Transfer) -> torch.Tensor | None:
         return None
     if len(reads) != 1 or reads[0].stored.dtype != step.target.dtype:
         return None
-    found = reads[0].tensor()[reads[0].box.slices]
-    return found if found.is_contiguous() else None
+    file, found = reads[0].file, reads[0].tensor()[reads[0].box.slices]
+    if not isinstance(file, MappedFile) or not found.is_contiguous():
+        return None
+    inside = 0 <= found.data_ptr() - file.bytes.data_ptr() < len(file.bytes)  # else it is a copy, for its alignment
+    return (found, file) if inside else None
 
 
 def _rows(output: Output, most: int) -> Iterable[Box]:
