@@ -1,4 +1,4 @@
-"""Loading with an exchange: each byte of the files is read once, by a rank that needs it, and arrives where it belongs."""
+"""Loading with an exchange: each byte of the files is read once, by a rank that needs it, and sent where it belongs."""
 
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from simulated_ranks import ThreadRanks, on_ranks
 
 def whole() -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(0)
-    shapes = {"a": (40, 6), "b": (7, 600), "c": (300,), "s": (), "none": (0, 3), "row": (1, 50)}
+    shapes = {"a": (40, 6), "b": (70, 600), "c": (300,), "s": (), "none": (0, 3), "row": (1, 50)}
     return {n: torch.randn(shape, generator=generator) for n, shape in shapes.items()} | {"h": torch.ones(9).half()}
 
 
@@ -87,8 +87,7 @@ def test_any_layout(path: Path, kinds: list[str], mode: Any, num_machines: int) 
             assert shard is not None
             for box, view in shard.views():
                 assert torch.equal(view, whole()[name][box.slices]), name
-        needed = {(id(read.piece.file.path.name), read.piece.name, read.box): read.box.volume for read in shared.reads}
-        return shared.bytes_read, [(r.piece.name, r.box) for r in shared.reads], len(needed)
+        return shared.bytes_read, [(read.piece.name, read.box) for read in shared.reads]
 
     found = on_ranks(size, work)
     for machine in sorted(set(machines)) if mode == "node" else [None]:

@@ -309,6 +309,8 @@ def _in_space(block: Block, base: tuple[int, ...], steps: Steps) -> Block:
 def _in_order(block: Block, memory: Tensor | None, base: Sequence[int], box: Box) -> Tensor | None:
     """The elements that a block reads of `memory`, as a vector of bytes, if they lie there in the order of the box."""
     assert memory is not None
+    if memory.is_conj() or memory.is_neg():
+        return None
     strides = memory.stride()
     place, width = {}, 1
     for dim in reversed(range(len(box.size))):
