@@ -135,3 +135,18 @@ def test_folders_of_state_files(tmp_path: Path) -> None:
     index.write_text(json.dumps({"metadata": {}, "weight_map": {"up.weight": names[1]}}))
     with pytest.raises(CheckpointError, match=r"b.pdparams lacks tensor 'up.weight' of the index"):
         open_tensors(several)
+
+
+def test_metadata_of_hugging_face_folders_are_not_weights(tmp_path: Path) -> None:
+    shutil.copy(RECORDED / "ranks" / "0.metadata", tmp_path / "flex-ckpt.auto_generated.metadata")
+    with pytest.raises(CheckpointError, match="holds metadata of FlexCheckpoint and no tensors; open its folder"):
+        open_tensors(tmp_path / "flex-ckpt.auto_generated.metadata")
+    with pytest.raises(CheckpointError, match=r"has no .safetensors file"):
+        open_tensors(tmp_path)
+
+
+def test_safetensors_whose_header_length_begins_like_a_pickle(tmp_path: Path) -> None:
+    for length in (0x0280, 0x10480):
+        header = json.dumps({"a": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}}).encode().ljust(length)
+        (tmp_path / "x").write_bytes(length.to_bytes(8, "little") + header + b"\7")
+        assert open_tensors(tmp_path / "x").read()["a"].tolist() == [7]

@@ -3,11 +3,15 @@
 import dataclasses
 import json
 import pickle
+import tempfile
 from pathlib import Path
 
+import hypothesis
+import hypothesis.extra.numpy
 import numpy as np
 import pytest
 import torch
+from hypothesis import strategies
 from safetensors.torch import load_file, save_file
 
 from oarlock.checkpoint import open_tensors
@@ -80,9 +84,10 @@ def as_numpy(value: object) -> object:
 
 
 def equal(a: object, b: object) -> bool:
+    """The same kinds of values, and NaN where there is NaN."""
     if isinstance(a, np.ndarray | torch.Tensor):
         same = isinstance(b, type(a)) and (a.dtype, a.shape) == (b.dtype, b.shape)
-        return same and (np.array_equal(a, b) if isinstance(a, np.ndarray) else torch.equal(a, b))
+        return same and (a.tobytes() == b.tobytes() if isinstance(a, np.ndarray) else torch.equal(a, b))
     if isinstance(a, dict):
         return isinstance(b, dict) and list(a) == list(b) and all(equal(a[key], b[key]) for key in a)
     if isinstance(a, list | tuple):
@@ -97,6 +102,40 @@ def test_numpy_and_pickle_read_it_and_so_do_we(tmp_path: Path) -> None:
     save_state_file(tmp_path / "x.pdparams", torch.ones(2))  # replaces it
     assert equal(load_state_file(tmp_path / "x.pdparams"), torch.ones(2))
     assert [path.name for path in tmp_path.iterdir()] == ["x.pdparams"]
+
+
+ARRAYS = hypothesis.extra.numpy.arrays(
+    strategies.sampled_from(["f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "?", "c8"]),
+    hypothesis.extra.numpy.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4),
+)
+PLAIN = strategies.one_of(
+    strategies.none(),
+    strategies.booleans(),
+    strategies.integers(-(1 << 63), (1 << 63) - 1),
+    strategies.text(max_size=20),
+)
+VALUES = strategies.recursive(
+    strategies.one_of(ARRAYS, PLAIN, strategies.floats(allow_nan=False)),
+    lambda inner: strategies.one_of(
+        strategies.lists(inner, max_size=4),
+        strategies.dictionaries(strategies.text("abc", min_size=1, max_size=3), inner, max_size=4),
+        strategies.lists(inner, max_size=3).map(tuple).filter(lambda t: not (len(t) == 2 and isinstance(t[0], str))),
+    ),
+    max_leaves=12,
+)
+
+
+@hypothesis.given(VALUES, strategies.sampled_from([2, 3, 4]))
+@hypothesis.settings(max_examples=150, deadline=None)
+def test_any_nested_value_there_and_back(value: object, protocol: int) -> None:
+    """pickle writes, we read; we write, pickle reads."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "x"
+        path.write_bytes(pickle.dumps(value, protocol=protocol))
+        found = load_state_file(path)
+        assert equal(as_numpy(found), value)
+        save_state_file(path, found)
+        assert equal(pickle.loads(path.read_bytes()), value)
 
 
 def test_sixteen_and_eight_bits_as_paddle_stores_them(tmp_path: Path) -> None:

@@ -13,22 +13,25 @@ from oarlock.checkpoint.derived import Derived
 from oarlock.checkpoint.huggingface import read_index
 from oarlock.checkpoint.manifest import CheckpointError
 from oarlock.checkpoint.paddle.ranges import RangeFile
-from oarlock.checkpoint.paddle.records import Array, Malformed
+from oarlock.checkpoint.paddle.records import Array, Malformed, Metadata
 from oarlock.checkpoint.paddle.unpickling import MAX_OBJECT_BYTES, Unpickler
 from oarlock.checkpoint.source import TensorSource
 from oarlock.checkpoint.stored import StoredPiece, StoredTensor
 
 _MAX_DEPTH = 32
+_HEADERS = 100_000_000  # safetensors' limit of its header; as such a length, the first bytes of a pickle are larger
 _CUT = "UnpackBigParamInfor@@"  # arrays above 1 GiB, which protocols 2 and 3 cut
 _ONE = "tensor"
 _NAMES = "StructuredToParameterName@@"
 
 
 def is_pickle(path: Path) -> bool:
-    """Whether a file begins as pickles of protocols 2 to 5 do, and as no safetensors file does."""
+    """Whether a file begins as pickles of protocols 2 to 5 do, and not with the length of a safetensors header."""
     with open(path, "rb") as file:
         head = file.read(8)
-    return head[:1] == b"\x80" and head[1:2] in (b"\2", b"\3", b"\4", b"\5") and any(head[2:])
+    return (
+        head[:1] == b"\x80" and head[1:2] in (b"\2", b"\3", b"\4", b"\5") and int.from_bytes(head, "little") > _HEADERS
+    )
 
 
 def open_state_file(path: str | PathLike[str]) -> TensorSource:
@@ -99,6 +102,8 @@ def _opened(path: Path) -> tuple[TensorSource, Any]:
     tensors: dict[str, StoredTensor] = {}
     metadata: dict[str, str] = {}
     stored: dict[int, StoredTensor] = {}
+    if isinstance(value, Metadata):
+        raise CheckpointError(f"{path}: holds metadata of FlexCheckpoint and no tensors; open its folder")
     try:
         cut = _cut_arrays(value)
         for name, (shape, arrays) in cut.items():
