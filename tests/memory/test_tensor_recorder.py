@@ -128,7 +128,7 @@ def test_a_region_counts_what_happens_in_it() -> None:
             del outside
     assert (r.num_allocs, r.alloc_bytes, r.num_frees, r.free_bytes) == (3, 3072, 2, 1024 + 4000)
     assert (r.peak_delta, r.live_delta) == (2048, 2048 - 4000)
-    assert [(s.size, s.name) for s in r.survivors] == [(1024, "mul"), (1024, "add")]
+    assert sorted((s.size, s.name) for s in r.survivors) == [(1024, "add"), (1024, "mul")]
     assert r.survivors[0].stack[0].filename == __file__
     assert r.complete
     assert "3 allocations of 3.00 KiB" in str(r)
@@ -139,7 +139,7 @@ def test_a_region_counts_what_happens_in_it() -> None:
 
 
 def test_a_region_without_a_recorder_says_what_to_do_a_span_is_nothing() -> None:
-    with pytest.raises(ValueError, match="enter a TensorRecorder"), region("x"):
+    with pytest.raises(ValueError, match="nothing records memory"), region("x"):
         pass
     with span("x"):
         pass

@@ -47,7 +47,7 @@ BLOCK = np.dtype(
         *(("tag", "<u4"), ("stream", "<u2"), ("state", "u1"), ("detail", "u1")),
     ]
 )
-"""A block at the end of a recording; `state` is a :class:`BlockState`."""
+"""A block at the end of a recording: `state` is a :class:`BlockState`, `detail` 1 where no memory is behind it."""
 
 _VERSION = 1
 

@@ -66,7 +66,17 @@ def intervals(recording: Recording) -> Intervals:
     A free whose allocation is not in the window ends an allocation that began before; a second allocation at an address
     ends the first one, whose free was lost.
     """
-    events, num_events = recording.events, len(recording)
+    return intervals_of(recording.events, recording.blocks)
+
+
+def intervals_of(events: NDArray[Any], blocks: NDArray[Any]) -> Intervals:
+    """See :func:`intervals`.
+
+    Args:
+        events: [N] EVENT.
+        blocks: [M] BLOCK, after the last event.
+    """
+    num_events = events.size
     action = events["action"]
     renames = (action == Action.ANNOTATION) & (events["detail"] == Mark.BLOCK)
     rows = np.flatnonzero((action <= Action.FREE_COMPLETED) | renames)
@@ -76,7 +86,7 @@ def intervals(recording: Recording) -> Intervals:
     starts_address = np.concatenate([[True], addr[1:] != addr[:-1]]) if rows.size else np.zeros(0, bool)
     first = np.flatnonzero(starts_address | (act == Action.ALLOC))
     if first.size == 0:
-        return _with_blocks({}, recording, num_events)
+        return _with_blocks({}, blocks, num_events)
 
     def earliest(wanted: NDArray[np.bool_]) -> NDArray[np.int64]:
         return np.minimum.reduceat(np.where(wanted, rows, num_events), first)
@@ -107,12 +117,12 @@ def intervals(recording: Recording) -> Intervals:
         "born_backward": begins & backward[known],
         "freed_backward": (freed < num_events) & backward[np.minimum(freed, num_events - 1)],
     }
-    return _with_blocks({name: column[keep] for name, column in columns.items()}, recording, num_events)
+    return _with_blocks({name: column[keep] for name, column in columns.items()}, blocks, num_events)
 
 
-def _with_blocks(columns: dict[str, NDArray[Any]], recording: Recording, num_events: int) -> Intervals:
+def _with_blocks(columns: dict[str, NDArray[Any]], blocks: NDArray[Any], num_events: int) -> Intervals:
     """Adds the blocks of the end that no event tells of."""
-    blocks = recording.blocks[np.isin(recording.blocks["state"], (BlockState.LIVE, BlockState.PENDING))]
+    blocks = blocks[np.isin(blocks["state"], (BlockState.LIVE, BlockState.PENDING))]
     told = columns["addr"][columns["end"] == num_events] if columns else np.zeros(0, np.int64)
     blocks = blocks[~np.isin(blocks["addr"].astype(np.int64), told)]
     count = blocks.size

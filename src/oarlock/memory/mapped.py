@@ -34,7 +34,7 @@ def mapped_ranges(recording: Recording) -> Mapped:
     addr, size = events["addr"][rows].astype(np.int64), events["size"][rows].astype(np.int64)
     maps = events["action"][rows] == Action.MAP
     blocks = recording.blocks
-    states = blocks["state"]
+    states = np.where(blocks["detail"] == 1, BlockState.HOLE, blocks["state"])  # of what sleeps
     if not rows.size and not np.isin(states, (BlockState.FREE, BlockState.HOLE)).any():
         return Mapped(*(np.zeros(0, np.int64) for _ in range(4)))
     start, length = joined_ranges(

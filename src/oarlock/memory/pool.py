@@ -12,7 +12,7 @@ import dataclasses
 import threading
 from collections.abc import Callable
 from types import TracebackType
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 
@@ -119,6 +119,13 @@ class PoolStats:
     num_out_of_memory: int
 
 
+class Recorder(Protocol):
+    """What a pool tells, beside what its core notes."""
+
+    def before_malloc(self, size: int) -> None: ...
+    def out_of_memory(self) -> str: ...
+
+
 class Pool:
     """A pool of one device.
 
@@ -165,6 +172,8 @@ class Pool:
         self._handle = ctypes.c_void_p()
         self._callback = abi.PRESSURE()
         self._raised = threading.local()
+        self.recorder: Recorder | None = None
+        """What notes this pool's events; see `oarlock.memory.record`."""
         config = abi.PoolConfig(capacity, soft_capacity, page_bytes, reserve_factor, _DRIVERS[driver], device)
         self._call("oarlock_pool_open", ctypes.byref(config), ctypes.byref(self._handle))
 
@@ -175,10 +184,15 @@ class Pool:
         message = self._library.oarlock_pool_message().decode()
         raised = self._raised.__dict__.pop("error", None)
         if status == _OUT_OF_MEMORY:
+            message += "" if self.recorder is None else self.recorder.out_of_memory()
             raise OutOfMemoryError(message) from raised
         if status == _DRIVER_FAILED:
             raise DriverError(message) from raised
         raise ValueError(message)
+
+    def call(self, name: str, *arguments: object) -> None:
+        """Calls a function of the core on this pool; for the parts of this package."""
+        self._call(name, self._handle, *arguments)
 
     def malloc(self, size: int, *, stream: int = 0, tag: int = 0) -> int:
         """Allocates.
@@ -198,6 +212,8 @@ class Pool:
         """
         if size < 0:
             raise ValueError(f"size must not be negative, got {size}")
+        if self.recorder is not None:
+            self.recorder.before_malloc(size)
         addr = ctypes.c_uint64()
         self._call("oarlock_pool_malloc", self._handle, min(size, 2**64 - 1), stream, tag, ctypes.byref(addr))
         return addr.value

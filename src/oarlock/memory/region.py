@@ -10,22 +10,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from oarlock.memory.amounts import amount
 from oarlock.memory.events import Action, Mark, Recording
+from oarlock.memory.sources import Source, sources
 from oarlock.stacks import Frame, outside_torch
-
-
-class Source(Protocol):
-    """What records: a pool, or a recorder of tensors."""
-
-    def num_events(self) -> int: ...
-    def recording(self, since: int = 0) -> Recording: ...
-    def annotate(self, name: str, mark: Mark = Mark.MOMENT) -> None: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,20 +85,6 @@ class Region:
         return "\n".join(lines)
 
 
-_sources: list[Source] = []
-
-
-def enter_source(source: Source) -> None:
-    """Makes a recorder the one that `region` asks by default."""
-    _sources.append(source)
-
-
-def leave_source(source: Source) -> None:
-    """Takes :meth:`enter_source` back."""
-    if source in _sources:
-        _sources.remove(source)
-
-
 def _largest(source: Source) -> int | None:
     ask = getattr(source, "largest", None)
     return None if ask is None else ask()
@@ -117,7 +96,7 @@ def region(name: str, of: Source | None = None) -> Iterator[Region]:
 
     Args:
         name: shown in pages too.
-        of: a pool that records, or a recorder of tensors; the one that was started last if None.
+        of: a recorder; the one that was entered last if None.
 
     Yields:
         the figures; they are filled in when the block is left, also by an error.
@@ -125,9 +104,9 @@ def region(name: str, of: Source | None = None) -> Iterator[Region]:
     Raises:
         ValueError: nothing records.
     """
-    source = of if of is not None else (_sources[-1] if _sources else None)
+    source = of if of is not None else (sources[-1] if sources else None)
     if source is None:
-        raise ValueError("nothing records memory: enter a TensorRecorder, or call record() of a pool, before region()")
+        raise ValueError(f"nothing records memory: wrap region({name!r}) in `with record():`")
     result = Region(name, largest_before=_largest(source))
     source.annotate(name, Mark.BEGIN)
     since = source.num_events()
@@ -138,19 +117,6 @@ def region(name: str, of: Source | None = None) -> Iterator[Region]:
         source.annotate(name, Mark.END)
         _fill(result, recording, since)
         result.largest_after = _largest(source)
-
-
-@contextmanager
-def span(name: str) -> Iterator[None]:
-    """Notes begin and end of a part of the program with everything that records; costs nothing where nothing does."""
-    sources = list(_sources)
-    for source in sources:
-        source.annotate(name, Mark.BEGIN)
-    try:
-        yield
-    finally:
-        for source in sources:
-            source.annotate(name, Mark.END)
 
 
 def _fill(result: Region, recording: Recording, since: int) -> None:

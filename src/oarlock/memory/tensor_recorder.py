@@ -10,10 +10,12 @@ What a kernel takes and gives back inside one operation is not seen, nor what co
 
 from __future__ import annotations
 
+import os
 import time
 import weakref
 from collections import deque
 from collections.abc import Iterable
+from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
@@ -25,8 +27,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from oarlock.memory.events import BLOCK, EVENT, Action, BlockState, Mark, Recording
-from oarlock.memory.pool import Pool, is_out_of_memory
-from oarlock.memory.region import enter_source, leave_source
+from oarlock.memory.export import write
+from oarlock.memory.pool import OutOfMemoryError, Pool, is_out_of_memory
+from oarlock.memory.sources import enter_source, leave_source
 from oarlock.stacks import Frame, StackTable
 
 PARAMETER, BUFFER, GRADIENT, OPTIMIZER = 1, 2, 3, 4
@@ -59,12 +62,20 @@ class TensorRecorder(TorchDispatchMode):
         num_events: how many of the last events are kept (40 bytes each).
         stacks: note where in the program.
         min_stack_bytes: smaller storages get no stack.
+        on_oom: file that is written where memory runs out; an OutOfMemoryError that names it then replaces the error.
     """
 
     def __init__(
-        self, device: str = "cpu", *, num_events: int = 1 << 20, stacks: bool = False, min_stack_bytes: int = 0
+        self,
+        device: str = "cpu",
+        *,
+        num_events: int = 1 << 20,
+        stacks: bool = False,
+        min_stack_bytes: int = 0,
+        on_oom: str | os.PathLike[str] | None = None,
     ) -> None:
         super().__init__()
+        self._on_oom = None if on_oom is None else Path(on_oom)
         self.device = device
         self.num_kept = num_events
         self._least = min_stack_bytes if stacks else 1 << 62
@@ -91,13 +102,16 @@ class TensorRecorder(TorchDispatchMode):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         super().__exit__(kind, error, trace)
-        if error is not None and is_out_of_memory(error):
-            self._note(Action.OOM, 0, 0, 0, 0, 0, 0)
         leave_source(self)
         self._recording = False
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
+        if error is not None and is_out_of_memory(error):
+            self._note(Action.OOM, 0, 0, 0, 0, 0, 0)
+            if self._on_oom is not None:
+                written = write(self.recording(), self._on_oom)
+                raise OutOfMemoryError(f"{error}\n{written} shows what memory was taken by") from error
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = function(*args, **(kwargs or {}))
@@ -252,20 +266,6 @@ class TensorRecorder(TorchDispatchMode):
             num_dropped=first,
             tags=TAGS,
         )
-
-
-def record(
-    device: str | torch.device = "cpu", *, num_events: int = 1 << 20, stacks: bool = False, min_stack_bytes: int = 0
-) -> TensorRecorder:
-    """A recorder for a device, to be entered; see :class:`TensorRecorder` for the arguments.
-
-    Raises:
-        ValueError: a device whose allocations cannot be recorded.
-    """
-    kind = torch.device(device).type
-    if kind not in ("cpu", "meta"):
-        raise ValueError(f"allocations of cpu and meta can be recorded, not of {device}")
-    return TensorRecorder(kind, num_events=num_events, stacks=stacks, min_stack_bytes=min_stack_bytes)
 
 
 def _without_wrappers(frames: list[Frame], stack: tuple[int, ...]) -> tuple[int, ...]:

@@ -34,14 +34,7 @@ def recorded(
         return
     path = Path(config.record)
     path = path if rank == 0 else path.with_name(f"{path.stem}-rank{rank}{path.suffix}")
-    recorder = memory.record(device, num_events=config.events, stacks=config.stacks)
-    try:
-        with recorder:
-            recorder.watch(model, optimizers)
-            yield
-    except Exception as error:
-        written = memory.write(recorder.recording(), path)
-        if memory.is_out_of_memory(error):
-            raise memory.OutOfMemoryError(f"{error}\n{written} shows what memory was taken by") from error
-        raise
+    with memory.record(device, num_events=config.events, stacks=config.stacks, on_oom=path) as recorder:
+        recorder.watch(model, optimizers)
+        yield
     memory.write(recorder.recording(), path)
