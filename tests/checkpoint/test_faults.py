@@ -5,12 +5,21 @@ import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from oarlock.checkpoint import CheckpointError, Shard, load_checkpoint, open_safetensors, save_checkpoint
+from oarlock.checkpoint import (
+    CheckpointError,
+    Shard,
+    capture_rng,
+    load_checkpoint,
+    open_safetensors,
+    restore_rng,
+    save_checkpoint,
+)
 from oarlock.checkpoint.mapped_file import MappedFile
 
 
@@ -165,6 +174,32 @@ def test_dtypes_that_torch_can_only_hold(tmp_path: Path, dtype: torch.dtype) -> 
         with pytest.raises(ValueError if aoa else CheckpointError, match=rf"torch has .*{dtype}".replace("torch.", "")):
             saved.load("m", {"w": whole}, cast=True, aoa=aoa)
     assert not whole.any()
+
+
+@pytest.mark.parametrize("options", [{}, {"hf": {"m": "w^T -> v ; s -> s"}}, {"wait": False}, {"copies": True}])
+def test_another_default_device(tmp_path: Path, options: dict[str, Any]) -> None:
+    """Memory of our own is the host's, whatever torch.set_default_device says."""
+    w, s = torch.arange(12.0).view(3, 4), torch.ones(())
+    target, tied, part = torch.zeros(4, 5), torch.zeros(2, 2), torch.zeros(12)
+    with torch.device("meta"):
+        rng_tensors, rng_state = capture_rng()
+        saved = save_checkpoint(
+            tmp_path,
+            1,
+            tensors={"m": {"w": w, "s": s}},
+            rank_tensors={"rng": rng_tensors},
+            rank_state=rng_state,
+            **options,
+        )
+        opened = load_checkpoint(saved if isinstance(saved, Path) else saved.result(), verify="read")
+        assert torch.equal(opened.tensors("m")["w"], w)
+        text = "w^T -> t, pad=5, axis=1 ; w[:2, :2] -> a ; w[0:2, 0:2] -> b"
+        opened.load("m", {"t": target, "a": tied, "b": tied}, aoa=text, strict="destination")
+        opened.load("m", {"w": part.view(3, 4), "u": part.view(3, 4).T}, aoa="w -> w ; w^T -> u", strict="destination")
+        restore_rng(opened.tensors("rng", rank=0), opened.rank_state(0))
+    assert torch.equal(target[:, :3], w.T)
+    assert torch.equal(tied, w[:2, :2])
+    assert torch.equal(part.view(3, 4), w)
 
 
 def test_more_than_two_to_the_32_elements(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ class Arena:
     """Host memory for one copy of what a rank saves; it grows when needed and is used again."""
 
     def __init__(self) -> None:
-        self._memory = torch.empty(0, dtype=torch.uint8)
+        self._memory = torch.empty(0, dtype=torch.uint8, device="cpu")
         self.free = threading.Event()
         self.free.set()
 
@@ -88,8 +88,8 @@ class Arena:
             size += -(-tensor.numel() * tensor.element_size() // _ALIGNMENT) * _ALIGNMENT
         devices = {tensor.device for tensor in tensors if tensor.device.type == "cuda"}
         if size > len(self._memory):
-            self._memory = torch.empty(0, dtype=torch.uint8)
-            self._memory = torch.empty(size, dtype=torch.uint8, pin_memory=bool(devices))
+            self._memory = torch.empty(0, dtype=torch.uint8, device="cpu")
+            self._memory = torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=bool(devices))
         copies = []
         for tensor, start in zip(tensors, starts, strict=True):
             place = self._memory[start : start + tensor.numel() * tensor.element_size()].view(tensor.dtype)

@@ -143,7 +143,7 @@ def pieces_of(plan: GroupPlan | ExportPlan, rank: int, shards: Mapping[str, Shar
     for name, box in plan.owned(rank):
         if name not in views:
             views[name] = dict(shards[name].views())
-        empty = torch.empty(box.size, dtype=shards[name].dtype)
+        empty = torch.empty(box.size, dtype=shards[name].dtype, device="cpu")
         pieces[name, box] = views[name][box].resolve_conj().resolve_neg() if box.volume else empty
     return pieces
 

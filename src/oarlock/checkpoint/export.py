@@ -170,17 +170,17 @@ class ExportPlan:
             if to == ranks.rank:
                 sizes[part.sender] += num_bytes
             if part.sender == ranks.rank:
-                message = torch.empty(num_bytes, dtype=torch.uint8)
+                message = torch.empty(num_bytes, dtype=torch.uint8, device="cpu")
                 part.pack(pieces, part.elements(message, self.outputs[step.name].dtype))
                 outgoing[to].append(message)
-        nothing = torch.empty(0, dtype=torch.uint8)
+        nothing = torch.empty(0, dtype=torch.uint8, device="cpu")
         return ranks.exchange([torch.cat(messages) if messages else nothing for messages in outgoing], sizes)
 
     def _assemble(
         self, step: "_Step", parts: Sequence["_Part"], rank: int, received: Sequence[Tensor], pieces: Pieces
     ) -> Tensor:
         dtype = self.outputs[step.name].dtype
-        target = torch.empty(step.box.size, dtype=dtype)
+        target = torch.empty(step.box.size, dtype=dtype, device="cpu")
         places = [0] * len(received)
         for part in parts:
             if part.key is None:

@@ -1,9 +1,11 @@
 """Loading stored tensors into tensors that exist: plan and validate everything, verify what is read, then copy.
 
-Each rank reads exactly the boxes that its own tensors need, straight from the files; nothing is sent between ranks.
+Each rank reads exactly the boxes that its own tensors need, straight from the files; nothing is sent between ranks,
+unless they exchange what they read (see exchange.py).
 """
 
 import difflib
+import socket
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,6 +21,7 @@ from oarlock.checkpoint.aoa.values import State
 from oarlock.checkpoint.boxes import Box
 from oarlock.checkpoint.derived import Derived
 from oarlock.checkpoint.destinations import unfit, unusable
+from oarlock.checkpoint.exchange import Exchange, Shared, share
 from oarlock.checkpoint.manifest import CheckpointError
 from oarlock.checkpoint.mapped_file import ascending
 from oarlock.checkpoint.overlaps import Overlap, find_overlaps
@@ -43,7 +46,11 @@ class LoadReport:
     kept: list[str] = field(default_factory=list)
     """Destinations that keep their values, because the program says so or nothing else fills them."""
     bytes_needed: int = 0
-    """Bytes of the files' elements that this rank copied."""
+    """Bytes of the files' elements that this rank's tensors consist of."""
+    bytes_read: int = 0
+    """Bytes of these that this rank read: all, or with an exchange its share of what all ranks need."""
+    bytes_received: int = 0
+    """Bytes that other ranks read and sent to this one."""
     files: list[str] = field(default_factory=list)
     """Names of the files that this rank read."""
     foreign_files: list[str] | None = None
@@ -70,6 +77,7 @@ def load_tensors(
     cast: bool = False,
     verify: Verify = "read",
     prefer: Collection[str] = (),
+    exchange: Exchange = False,
     ranks: Ranks,
 ) -> LoadReport:
     """Fill `destinations` from the stored tensors; see TensorSource.load."""
@@ -77,7 +85,7 @@ def load_tensors(
     planned: list[LoadPlan] = []
     needed: dict[str, np.ndarray] = {}
 
-    def plan() -> None:
+    def plan() -> str:
         own = LoadPlan(stored, {name: shard_of(v) for name, v in destinations.items()}, strict, cast, prefer)
         program = aoa if aoa is None or isinstance(aoa, AOA) else AOA(aoa)
         if program is None:
@@ -93,17 +101,27 @@ def load_tensors(
         else:
             needed.update(_blocks(own.reads))
         planned.append(own)
+        return socket.gethostname()
 
     def fill() -> None:
         with torch.no_grad():
             for transfer in own.transfers:
                 transfer.run()
 
-    all_or_none(ranks, plan, failure)
+    machines = all_or_none(ranks, plan, failure)
     own = planned.pop()
+    shared = None
+    if exchange and ranks.size > 1:
+        shared = share(stored, own.transfers, ranks, exchange, machines, failure)
+    if shared is not None:
+        own.leave_to(shared)
+        needed = _blocks(own.reads)
     if verify == "read":
         _verify(own, needed, ranks, failure)
-    all_or_none(ranks, fill, f"loading {what} broke off, what was to be filled is lost")
+    lost = f"loading {what} broke off, what was to be filled is lost"
+    if shared is not None:
+        shared.run(lost)
+    all_or_none(ranks, fill, lost)
     return own.report
 
 
@@ -127,7 +145,7 @@ class LoadPlan:
         self._problems: list[str] = []
         self._fillings: dict[str, Filling] = {}
         self.doubts: list[Tie] = []
-        self._overlaps: list[Overlap] = []
+        self.overlaps: list[Overlap] = []
         self.transfers: list[Transfer] = []
         self.reads: list[Read] = []
         self.report = LoadReport()
@@ -272,20 +290,32 @@ class LoadPlan:
             more = f"; and {len(self._problems) - 8} more" if len(self._problems) > 8 else ""
             raise CheckpointError("; ".join(self._problems[:8]) + more)
         self.transfers, self.doubts = resolve(self._fillings, self._prefer)
-        self._overlaps = find_overlaps(self._fillings, self._prefer)
-        report.bytes_needed = sum(transfer.num_bytes for transfer in self.transfers)
+        self.overlaps = find_overlaps(self._fillings, self._prefer)
+        report.bytes_needed = report.bytes_read = sum(transfer.num_bytes for transfer in self.transfers)
 
     def check(self) -> None:
         """Raise CheckpointError unless the files hold what will be read, as far as they say."""
-        self.reads = [read for transfer in self.transfers for read in transfer.reads]
-        self.reads += [read for tie in self.doubts for read in tie.reads()]
+        self._read_for(self.transfers)
         for read in self.reads:
             read.check()
+
+    def leave_to(self, shared: Shared) -> None:
+        """Keep of the transfers only those that an exchange does not make."""
+        self.transfers = list(shared.own)
+        self._read_for(self.transfers)
+        self.reads += shared.reads
+        self.report.bytes_read = shared.bytes_read + sum(transfer.num_bytes for transfer in self.transfers)
+        self.report.bytes_received = shared.received
+        self.report.files = sorted({read.file.path.name for read in self.reads})
+
+    def _read_for(self, transfers: Iterable[Transfer]) -> None:
+        self.reads = [read for transfer in transfers for read in transfer.reads]
+        self.reads += [read for tie in self.doubts for read in tie.reads()]
         self.report.files = sorted({read.file.path.name for read in self.reads})
 
     def check_ties(self) -> None:
         """Raise CheckpointError if destinations that share memory would get different values."""
-        for doubt in (*self.doubts, *self._overlaps):
+        for doubt in (*self.doubts, *self.overlaps):
             doubt.check()
 
 
@@ -294,7 +324,7 @@ def _below(prefix: str, values: Mapping[str, T]) -> dict[str, T]:
 
 
 def _read(source: StoredTensor | Derived) -> Tensor:
-    value = torch.empty(source.shape, dtype=source.dtype)
+    value = torch.empty(source.shape, dtype=source.dtype, device="cpu")
     for transfer in transfers(source, Box.whole(source.shape), value):
         transfer.run()
     return value

@@ -43,7 +43,7 @@ class MappedFile:
         """
         try:
             size = self.path.stat().st_size
-            data = torch.empty(0, dtype=torch.uint8)
+            data = torch.empty(0, dtype=torch.uint8, device="cpu")
             if size:
                 data = torch.from_file(str(self.path), shared=False, size=size, dtype=torch.uint8)
         except (OSError, RuntimeError) as error:  # torch raises the latter, for whatever mmap says

@@ -32,11 +32,11 @@ class Overlap:
         """
         spans = [_span(filling.shard.tensor) for filling in self.fillings]
         start = min(first for first, _ in spans)
-        memory = torch.zeros(max(stop for _, stop in spans) - start, dtype=torch.uint8)
+        memory = torch.zeros(max(stop for _, stop in spans) - start, dtype=torch.uint8, device="cpu")
         filled = torch.zeros_like(memory, dtype=torch.bool)
         for filling in self.fillings:
             for box, view in filling.shard.views():
-                value = torch.empty(box.size, dtype=view.dtype)
+                value = torch.empty(box.size, dtype=view.dtype, device="cpu")
                 for transfer in filling.fill(box, value):
                     transfer.run()
                 data = _stored_bits(value, view)

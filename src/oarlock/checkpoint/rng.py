@@ -30,7 +30,7 @@ def capture_rng() -> tuple[dict[str, Tensor], dict[str, Any]]:
     tensors = {
         "torch": torch.get_rng_state(),
         "numpy": torch.from_numpy(np.asarray(keys).astype(np.int64)),
-        "python": torch.tensor(words, dtype=torch.int64),
+        "python": torch.tensor(words, dtype=torch.int64, device="cpu"),
     }
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         tensors["torch_cuda"] = torch.cuda.get_rng_state()

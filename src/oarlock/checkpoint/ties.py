@@ -47,7 +47,7 @@ class Tie:
             for part in _rows(box, shard.dtype.itemsize):
                 values = []
                 for filling in self.fillings:
-                    value = torch.empty(part.size, dtype=shard.dtype)
+                    value = torch.empty(part.size, dtype=shard.dtype, device="cpu")
                     for transfer in filling.fill(part, value):
                         transfer.run()
                     values.append(value.reshape(-1).view(torch.uint8))

@@ -60,8 +60,8 @@ class Constant(NamedTuple):
     def tensor(self) -> Tensor:
         """A tensor without axes. Zeros are made of zero bytes, which every dtype has."""
         if self.value:
-            return torch.tensor(self.value, dtype=self.dtype)
-        return torch.zeros(self.dtype.itemsize, dtype=torch.uint8).view(self.dtype)[0]
+            return torch.tensor(self.value, dtype=self.dtype, device="cpu")
+        return torch.zeros(self.dtype.itemsize, dtype=torch.uint8, device="cpu").view(self.dtype)[0]
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,7 +107,7 @@ def is_possible(op: ValueOp, dtype: torch.dtype) -> bool:
     if dtype == torch.bool and not isinstance(op, Cast):
         return False
     try:
-        op(torch.empty(1, dtype=dtype))
+        op(torch.empty(1, dtype=dtype, device="cpu"))
     except (RuntimeError, TypeError):
         return False
     return True
