@@ -128,7 +128,7 @@ def share(
     sets = [(rank,) for rank in range(ranks.size)]
     routes = plan_routes(ranks, uses, sets, views, staging_bytes=STAGING_BYTES, failure=failure)
     return Shared(
-        reads=[*reads, *(read for transfer in own for read in transfer.reads)],
+        reads=reads,
         bytes_read=sum(read.box.volume * read.stored.dtype.itemsize for read in reads),
         received=sum(line[ranks.rank] for line in routes.traffic),
         own=own,

@@ -19,6 +19,7 @@ from oarlock.checkpoint.boxes import Box
 from oarlock.checkpoint.derived import Derived
 from oarlock.checkpoint.directory import list_checkpoints
 from oarlock.checkpoint.dtypes import dtype_of
+from oarlock.checkpoint.exchange import Exchange
 from oarlock.checkpoint.export import check_stored, compile_export
 from oarlock.checkpoint.loading import LoadReport, Strict, Verify
 from oarlock.checkpoint.manifest import ADVICE, CheckpointError, Manifest, TensorEntry, piece_name, read_manifest
@@ -100,21 +101,22 @@ class Checkpoint:
         strict: Strict = "all",
         cast: bool = False,
         prefer: Collection[str] = (),
+        exchange: Exchange = "auto",
         process_group: dist.ProcessGroup | None = None,
     ) -> LoadReport:
         """Fill tensors that exist from a group of the shared `tensors`; see TensorSource.load.
 
-        If as many ranks load as saved, with `copies`, each reads its own files where they hold what it needs; the
-        report's `foreign_files` are the others.
+        If as many ranks load as saved, with `copies`, each reads its own files where they hold what it needs, and
+        nothing is exchanged; the report's `foreign_files` are the others.
         """
         options: dict[str, Any] = {"strict": strict, "cast": cast, "prefer": prefer, "process_group": process_group}
         copies = self._manifest.copies
         ranks = Ranks(process_group)
         if not copies or ranks.size != self.world_size:
-            return self.source(group).load(destinations, aoa=aoa, slots=slots, **options)
+            return self.source(group).load(destinations, aoa=aoa, slots=slots, exchange=exchange, **options)
         own = copies[ranks.rank]
         source = TensorSource(group, self._offered(group, None, own.groups.get(group, {})), self._verify)
-        report = source.load(destinations, aoa=aoa, slots=slots, **options)
+        report = source.load(destinations, aoa=aoa, slots=slots, exchange=False, **options)
         report.foreign_files = [name for name in report.files if name not in own.files]
         return report
 

@@ -152,6 +152,10 @@ def plan_reshard(
         own.finish()
         for tie in own.doubts:
             _check_tie(tie)
+        for overlap in own.overlaps:
+            raise ValueError(
+                f"the destinations {overlap.first!r} and {overlap.second!r} share some of their memory; leave one out"
+            )
         uses = [use for transfer in own.transfers for use in uses_of_transfer(transfer)]
         planned.append((stored, own, uses))
 

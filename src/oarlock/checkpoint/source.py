@@ -9,6 +9,7 @@ from torch import Tensor
 
 from oarlock.checkpoint.aoa import AOA
 from oarlock.checkpoint.derived import Derived
+from oarlock.checkpoint.exchange import Exchange
 from oarlock.checkpoint.loading import LoadReport, Strict, Verify, load_tensors
 from oarlock.checkpoint.manifest import CheckpointError
 from oarlock.checkpoint.shards import Shard
@@ -64,6 +65,7 @@ class TensorSource:
         strict: Strict = "all",
         cast: bool = False,
         prefer: Collection[str] = (),
+        exchange: Exchange = "auto",
         process_group: dist.ProcessGroup | None = None,
     ) -> LoadReport:
         """Fill tensors that exist, whatever their layout was when they were saved.
@@ -83,6 +85,10 @@ class TensorSource:
             cast: convert where the dtypes differ, instead of refusing.
             prefer: of destinations that share their memory (tied weights) those that count, where the checkpoint has
                 different values for them; without a choice that is an error.
+            exchange: whether ranks send each other what several need, instead of reading it from the files each: True =
+                all ranks together read each byte once, "node" = the ranks of every machine do; False = none is sent;
+                "auto" = True, if the ranks are on several machines and these would read more than 1.25 times the bytes
+                that are needed. The same on all ranks.
             process_group: the processes that load together; None = all of them, or this one.
 
         Returns:
@@ -100,5 +106,6 @@ class TensorSource:
             cast=cast,
             verify=self.verify,
             prefer=prefer,
+            exchange=exchange,
             ranks=Ranks(process_group),
         )
