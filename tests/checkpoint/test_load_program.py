@@ -96,6 +96,44 @@ def test_optimizer_states_follow_the_geometry_but_not_the_casts(tmp_path: Path) 
         load_checkpoint(path).load("optimizer", found, aoa=text, slots=True)
 
 
+def test_casts_of_states(tmp_path: Path) -> None:
+    """Only where they are asked for, by the program (only=all) or by the caller; else nothing is written."""
+    states = {"exp_avg/z": torch.ones(2), "exp_avg/a": torch.tensor([1.0, 2.0, 3.0]), "master/a": torch.ones(3)}
+    saved = load_checkpoint(save_checkpoint(tmp_path, 1, tensors={"o": states}))
+
+    def load(text: str, dtype: torch.dtype, size: int, cast: bool = False) -> list[float]:
+        found = {
+            "exp_avg/z": torch.zeros(2),
+            "exp_avg/b": torch.zeros(size, dtype=dtype),
+            "master/b": torch.zeros(size),
+        }
+        try:
+            saved.load("o", found, aoa=text, slots=True, cast=cast)
+        except CheckpointError:
+            assert not any(tensor.any() for tensor in found.values())
+            raise
+        assert found["exp_avg/z"].all()
+        return found["exp_avg/b"].tolist()
+
+    assert load("a -> b, dtype=bfloat16", torch.float32, 3) == [1, 2, 3]
+    assert load("a -> b, dtype=bfloat16, pad=4", torch.float32, 4) == [1, 2, 3, 0]
+    assert load("a -> b, pad=4", torch.bfloat16, 4, cast=True) == [1, 2, 3, 0]
+    assert load("a -> b, add=1", torch.float64, 3, cast=True) == [1, 2, 3]
+    with pytest.raises(
+        CheckpointError, match=r"exp_avg/b: the checkpoint has torch.float32, the destination torch.float64"
+    ):
+        load("a -> b, dtype=bfloat16", torch.float64, 3)
+    with pytest.raises(AOAError, match=r"'b': torch has for float32 no cast to uint4"):
+        load("a -> b", torch.uint4, 3, cast=True)
+    own = {"exp_avg/z": torch.zeros(2), "exp_avg/b": torch.zeros(3, dtype=torch.bfloat16), "master/b": torch.zeros(3)}
+    saved.load("o", own, aoa="a -> b, dtype=bfloat16, only=all ; z -> z", slots=True, cast=True)
+    assert own["exp_avg/b"].tolist() == [1, 2, 3]
+    path = save_checkpoint(tmp_path, 2, tensors={"o": {"exp_avg/a": states["exp_avg/a"]}})
+    del own["exp_avg/z"], own["master/b"]
+    load_checkpoint(path).load("o", own, aoa="a -> b, dtype=bfloat16, only=all", slots=True)
+    assert own["exp_avg/b"].tolist() == [1, 2, 3]
+
+
 def test_states_of_some_parameters_only(tmp_path: Path) -> None:
     """Each slot has its own parameters, as where an optimizer treats matrices and vectors differently; all statements
     are asked of all slots. Learning rates that are tensors belong to no slot."""

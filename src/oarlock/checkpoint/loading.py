@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from oarlock.checkpoint.agreement import all_or_none, in_touch
-from oarlock.checkpoint.aoa import AOA, Program, TensorSpec
+from oarlock.checkpoint.aoa import AOA, Block, Program, TensorSpec
 from oarlock.checkpoint.aoa.values import State
 from oarlock.checkpoint.boxes import Box
 from oarlock.checkpoint.derived import Derived
@@ -26,6 +26,7 @@ from oarlock.checkpoint.manifest import CheckpointError
 from oarlock.checkpoint.mapped_file import ascending
 from oarlock.checkpoint.overlaps import Overlap, find_overlaps
 from oarlock.checkpoint.shards import Shard, find_ties, shard_of
+from oarlock.checkpoint.states import converted, misfit
 from oarlock.checkpoint.stored import StoredTensor
 from oarlock.checkpoint.ties import Filling, Tie, resolve
 from oarlock.checkpoint.transfers import Read, Transfer, moves, transfers
@@ -174,17 +175,17 @@ class LoadPlan:
         for name, shard in destinations.items():
             if program.kept(name) or name not in program.tensors:
                 continue
-            sources = program.sources(name)
             problem = unusable(shard.tensor)
-            if state != "param" and not self._cast and any(stored[key].dtype != shard.dtype for key in sources):
-                found = ", ".join(str(stored[key].dtype) for key in sources)
-                problem = f"the checkpoint has {found}, the destination {shard.dtype}; pass cast=True to convert"
+            if state != "param" and problem is None:
+                whole = Box.whole(shard.shape)
+                problem = misfit(program.query(name, *whole, state), stored, shard.dtype, self._cast)
             if problem:
                 self._problems.append(f"{prefix}{name}: {problem}")
                 continue
 
             def fill(box: Box, target: Tensor, name: str = name) -> Iterable[Transfer]:
-                return moves(program.query(name, box.offset, box.size, state), stored, target)
+                blocks: Iterable[Block] = program.query(name, box.offset, box.size, state)
+                return moves(blocks if state == "param" else converted(blocks, stored, target.dtype), stored, target)
 
             self._fill(prefix + name, shard, fill, program.tensors[name].blocks)
         return program

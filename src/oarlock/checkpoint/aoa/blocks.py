@@ -171,7 +171,7 @@ class Block:
             value = self.source.tensor()
             for op in self.ops:
                 value = op(value)
-            copy_exactly(value, dest)
+            copy_exactly(value.to(dest.dtype), dest)
             return
         base = self.source_base
         if origin is not None:
