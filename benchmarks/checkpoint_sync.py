@@ -8,6 +8,7 @@
 | sync_vs_gather       | time to gather every whole tensor on every rank and cut it / time of a reshard plan's run    |
 | sync_vs_bare         | time of a reshard plan's run / of sending the same bytes, packed already                     |
 | export_extra_tensors | memory of a rank that merges, beyond its bucket of max_bytes / size of a tensor              |
+| exchange_reads       | pages of the files that all ranks look at in a load with exchange / pages that are needed    |
 | convert_vs_transformers | time of transformers to load a model with fused experts and save them singly / ours       |
 | convert_memory       | largest anonymous memory of ours in that / of transformers                                   |
 
@@ -326,6 +327,62 @@ def merging_worker(size: int, count: int, max_bytes: int) -> Any:
     return {"peak": peak[0]}
 
 
+# ---- loading with an exchange ----------------------------------------------------------------------------------------
+
+
+def exchanging(quick: bool) -> list[Row]:
+    """Four ranks load what two have saved: all of it each, and strips of columns; digests are verified."""
+    size, count = 2048, 12 if quick else 16
+    worst = 0.0
+    print(f"{'load':28s}{'needed MiB':>12s}{'read MiB':>12s}{'with exchange':>15s}{'most by one rank':>18s}")
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        launch(2, "save", folder=folder, size=size, count=count)
+        for kind in ("replicas", "columns"):
+            found = {
+                mode: launch(4, "load", folder=folder, size=size, count=count, kind=kind, exchange=mode)
+                for mode in (False, True)
+            }
+            needed = size * size * 4 * count
+            plain, shared = (sum(found[mode]) for mode in (False, True))
+            worst = max(worst, shared / needed)
+            columns = f"{needed / MIB:12.1f}{plain / MIB:12.1f}{shared / MIB:15.1f}{max(found[True]) / MIB:18.1f}"
+            print(f"{kind:28s}" + columns)
+    print()
+    return [row("exchange_reads", worst, "of replicas and of columns on four ranks, the larger one")]
+
+
+def save_worker(folder: str, size: int, count: int) -> None:
+    """Rows of matrices, half of them on each rank."""
+    from oarlock.checkpoint import Shard, save_checkpoint
+
+    rank = dist.get_rank()
+    half = torch.arange(size * size, dtype=torch.float32).view(size, size)[rank * size // 2 : (rank + 1) * size // 2]
+    tensors = {f"w{n:02d}": Shard.box(half + n, (size, size), (rank * size // 2, 0)) for n in range(count)}
+    save_checkpoint(folder, 1, tensors={"model": tensors})
+
+
+def load_worker(folder: str, size: int, count: int, kind: str, exchange: bool) -> int:
+    """Bytes of the files' pages that this process has looked at."""
+    from oarlock.checkpoint import Shard, latest_checkpoint, load_checkpoint
+
+    rank, width = dist.get_rank(), size if kind == "replicas" else size // dist.get_world_size()
+    start = 0 if kind == "replicas" else rank * width
+    wanted = {f"w{n:02d}": Shard.box(torch.zeros(size, width), (size, size), (0, start)) for n in range(count)}
+    path = latest_checkpoint(folder)
+    assert path is not None
+    saved = load_checkpoint(path, verify="read")
+    saved.load("model", wanted, exchange=exchange)
+    expected = torch.arange(size * size, dtype=torch.float32).view(size, size)[:, start : start + width]
+    assert all(torch.equal(shard.tensor, expected + int(name[1:])) for name, shard in wanted.items())
+    resident, inside = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if "-" in line.split(" ")[0]:
+            inside = line.endswith(".safetensors")
+        elif inside and line.startswith("Rss:"):
+            resident += int(line.split()[1]) * 1024
+    return resident
+
+
 # ---- conversion ------------------------------------------------------------------------------------------------------
 
 EXPERTS = "model.layers.$L.mlp.experts"
@@ -445,10 +502,12 @@ def anonymous_bytes() -> int:
     raise RuntimeError("no RssAnon in /proc/self/status")
 
 
-FIGURES = (sync, merging, conversion)
+FIGURES = (sync, merging, exchanging, conversion)
 WORKERS: dict[str, Callable[..., Any]] = {
     "sync": sync_worker,
     "merging": merging_worker,
+    "save": save_worker,
+    "load": load_worker,
     "fused_model": fused_model_worker,
     "conversion": conversion_worker,
     "same_folders": same_folders_worker,

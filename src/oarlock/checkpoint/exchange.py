@@ -189,7 +189,7 @@ def _stretches(
         for number, entry in needs[rank].items():
             boxes = {Box(tuple(offset), tuple(size)) for offset, size in entry["boxes"]}
             by_piece.setdefault(int(number), []).extend((rank, box) for box in boxes)
-    for number in sorted(by_piece):
+    for number in sorted(by_piece, key=lambda number: (str(pieces[number][1].file.path), number)):
         tensor, piece = pieces[number]
         wanted, dim = by_piece[number], _first_dim(piece.box)
         if not piece.box.size:
