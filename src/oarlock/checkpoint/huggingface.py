@@ -1,6 +1,5 @@
 """Reading folders of safetensors in Hugging Face's form: one file, or several with an index, or several without."""
 
-import difflib
 import json
 from os import PathLike
 from pathlib import Path
@@ -9,6 +8,7 @@ from oarlock.checkpoint.boxes import Box
 from oarlock.checkpoint.dtypes import dtype_from_safetensors
 from oarlock.checkpoint.manifest import CheckpointError
 from oarlock.checkpoint.mapped_file import MappedFile
+from oarlock.checkpoint.near_miss import near_names
 from oarlock.checkpoint.source import TensorSource
 from oarlock.checkpoint.stored import StoredPiece, StoredTensor
 
@@ -70,7 +70,7 @@ def _source(path: Path, files: list[Path], weight_map: dict[str, str] | None) ->
             home[name] = file
             tensors[name] = _stored(mapped, name, entry)
     if weight_map is not None and (absent := [name for name in weight_map if name not in home]):
-        near = difflib.get_close_matches(absent[0], home, n=1)
+        near = near_names(absent[0], home)
         hint = f" (it has {near[0]!r})" if near else ""
         raise CheckpointError(f"{path / weight_map[absent[0]]} lacks tensor {absent[0]!r} of the index{hint}")
     return TensorSource(str(path), tensors, metadata=metadata)

@@ -4,7 +4,6 @@ Each rank reads exactly the boxes that its own tensors need, straight from the f
 unless they exchange what they read (see exchange.py).
 """
 
-import difflib
 import socket
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +23,7 @@ from oarlock.checkpoint.destinations import unfit, unusable
 from oarlock.checkpoint.exchange import Exchange, Shared, share
 from oarlock.checkpoint.manifest import CheckpointError
 from oarlock.checkpoint.mapped_file import ascending
+from oarlock.checkpoint.near_miss import near_names
 from oarlock.checkpoint.overlaps import Overlap, find_overlaps
 from oarlock.checkpoint.shards import Shard, find_ties, shard_of
 from oarlock.checkpoint.states import converted, misfit
@@ -373,7 +373,7 @@ def _share(name: str, blocks: np.ndarray, told: list[dict[str, str]], rank: int)
 
 
 def _absent(problem: str, names: list[str], known: list[str]) -> str:
-    near = difflib.get_close_matches(names[0], known, n=1)
+    near = near_names(names[0], known)
     return f"{len(names)} tensors {problem}: {_some(names)}" + (f" (did you mean {near[0]}?)" if near else "")
 
 

@@ -4,13 +4,14 @@ torch numbers parameters by their place in the groups; names survive a reorderin
 Optimizer.load_state_dict, loading never casts: fp32 moments of a bf16 parameter stay fp32, bit for bit.
 """
 
-import difflib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+
+from oarlock.checkpoint.near_miss import near_names
 
 NamedParameters = Iterable[tuple[str, Tensor]]
 
@@ -72,7 +73,7 @@ def load_optimizer(
     def take(key: str, shape: list[int] | None, device: torch.device) -> Tensor:
         used.add(key)
         if key not in tensors:
-            near = difflib.get_close_matches(key, tensors, n=1)
+            near = near_names(key, tensors)
             raise ValueError(f"optimizer tensor {key!r} is missing" + (f"; there is {near[0]!r}" if near else ""))
         if shape is not None and list(tensors[key].shape) != shape:
             raise ValueError(f"optimizer tensor {key!r} has shape {list(tensors[key].shape)}, expected {shape}")
@@ -204,7 +205,7 @@ def _check_parameters(
     for ours, theirs, text in ((present, saved, "the saved state lacks"), (saved, present, "the optimizer lacks")):
         absent = [name for name in ours if name not in theirs]
         if absent:
-            near = difflib.get_close_matches(absent[0], theirs, n=1)
+            near = near_names(absent[0], theirs)
             hint = f" (it has {near[0]!r})" if near else ""
             raise ValueError(f"{text} {len(absent)} parameters, such as {absent[0]!r}{hint}")
     for name, shape in present.items():

@@ -1,6 +1,5 @@
 """Loading: everything is checked first (sizes, digests, manifest), tensors are read when asked for."""
 
-import difflib
 import json
 import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -24,6 +23,7 @@ from oarlock.checkpoint.export import check_stored, compile_export
 from oarlock.checkpoint.loading import LoadReport, Strict, Verify
 from oarlock.checkpoint.manifest import ADVICE, CheckpointError, Manifest, TensorEntry, piece_name, read_manifest
 from oarlock.checkpoint.mapped_file import MappedFile
+from oarlock.checkpoint.near_miss import near_names
 from oarlock.checkpoint.shards import Shard
 from oarlock.checkpoint.source import TensorSource
 from oarlock.checkpoint.stored import StoredPiece, StoredTensor
@@ -270,7 +270,7 @@ def _check_tables(path: Path, manifest: Manifest) -> None:
 
 def _unknown(what: str, name: str, known: Iterable[str]) -> str:
     known = list(known)
-    near = difflib.get_close_matches(name, known, n=3)
+    near = near_names(name, known, count=3)
     listed = ", ".join(known[:8]) + (", ..." if len(known) > 8 else "")
     hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"it has: {listed or 'none'}"
     return f"no {what} {name!r}; {hint}"

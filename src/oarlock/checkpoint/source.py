@@ -12,6 +12,7 @@ from oarlock.checkpoint.derived import Derived
 from oarlock.checkpoint.exchange import Exchange
 from oarlock.checkpoint.loading import LoadReport, Strict, Verify, load_tensors
 from oarlock.checkpoint.manifest import CheckpointError
+from oarlock.checkpoint.near_miss import near_miss
 from oarlock.checkpoint.shards import Shard
 from oarlock.checkpoint.stored import StoredTensor
 from oarlock.ranks import Ranks
@@ -40,7 +41,9 @@ class TensorSource:
         """
         wanted = list(self.tensors) if names is None else list(names)
         if absent := [name for name in wanted if name not in self.tensors]:
-            raise CheckpointError(f"{self.label} has no tensor {absent[0]!r}")
+            raise CheckpointError(
+                f"{self.label} has no tensor {absent[0]!r}; {near_miss(absent[0], self.tensors)}".rstrip("; ")
+            )
         stored = {id(self.tensors[name]): self.tensors[name] for name in wanted}
         for tensor in stored.values():
             if isinstance(tensor, StoredTensor):  # before memory is taken for what a file only claims to hold

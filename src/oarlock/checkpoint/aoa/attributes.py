@@ -11,11 +11,12 @@ from dataclasses import dataclass
 import torch
 
 from oarlock.checkpoint.aoa.algebra import Relation, concat, stack
-from oarlock.checkpoint.aoa.errors import AOAError, near_miss
+from oarlock.checkpoint.aoa.errors import AOAError
 from oarlock.checkpoint.aoa.rearrange import rearrange
 from oarlock.checkpoint.aoa.syntax import Attribute, Value
 from oarlock.checkpoint.aoa.values import Add, Multiply, Scope
 from oarlock.checkpoint.dtypes import dtype_name, dtype_of
+from oarlock.checkpoint.near_miss import near_miss
 
 
 @dataclass(frozen=True, slots=True)

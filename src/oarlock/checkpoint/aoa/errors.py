@@ -1,7 +1,6 @@
 """One family of errors: each shows the statement, a caret under the offending part, and how it came about."""
 
-import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 
@@ -60,9 +59,3 @@ class AOAError(ValueError):
         if hint:
             lines.append(f"    {hint}")
         super().__init__("AOA " + "\n".join(lines))
-
-
-def near_miss(name: str, candidates: Iterable[str]) -> str:
-    """`did you mean 'x'?` for the candidate most like `name`, or an empty string."""
-    found = difflib.get_close_matches(name, list(candidates), n=1)
-    return f"did you mean {found[0]!r}?" if found else ""

@@ -16,11 +16,12 @@ import torch
 
 from oarlock.checkpoint.aoa.algebra import Relation, whole
 from oarlock.checkpoint.aoa.attributes import Outputs, steps
-from oarlock.checkpoint.aoa.errors import AOAError, Place, near_miss
+from oarlock.checkpoint.aoa.errors import AOAError, Place
 from oarlock.checkpoint.aoa.expand import Expansion, UnknownTensor, chain
 from oarlock.checkpoint.aoa.macros import Macro, Use, check_arguments
-from oarlock.checkpoint.aoa.names import Ids, KeyIndex
+from oarlock.checkpoint.aoa.names import Ids
 from oarlock.checkpoint.aoa.syntax import Attribute, Group, Name, Operand, Sliced, Statement, Target, Transposed
+from oarlock.checkpoint.near_miss import near_miss
 
 T = TypeVar("T")
 
@@ -298,7 +299,7 @@ class Evaluation:
     def _unknown(
         self, name: str, place: Place, names: Iterator[str] | Mapping[str, object], text: str = ""
     ) -> AOAError:
-        hint = near_miss(name, KeyIndex(names).near(name))
+        hint = near_miss(name, names)
         return AOAError(f"{text or 'there is no tensor'} {name!r}", place, self._chain(), hint)
 
     def _chain(self) -> list[str]:

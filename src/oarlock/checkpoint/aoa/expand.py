@@ -9,9 +9,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
-from oarlock.checkpoint.aoa.errors import AOAError, Place, near_miss
+from oarlock.checkpoint.aoa.errors import AOAError, Place
 from oarlock.checkpoint.aoa.names import STAR, Ids, KeyIndex, Template
 from oarlock.checkpoint.aoa.syntax import Group, Name, Operand, Sliced, Statement, Transposed
+from oarlock.checkpoint.near_miss import near_miss
 
 
 class UnknownTensor(AOAError):
@@ -86,7 +87,7 @@ class Expansion:
         names = self._stars[template, on_left].get(tuple([ids[name] for name in template.variables]))
         if not names:
             wanted = template.example()
-            hint = near_miss(wanted, self._index(on_left, place).near(wanted))
+            hint = near_miss(wanted, self._index(on_left, place))
             reason = f"no tensor of the {_side(on_left)} matches {template.filled(ids)!r}"
             raise (UnknownTensor if on_left else AOAError)(reason, place, chain(statement, ids), hint)
         return names
@@ -122,7 +123,7 @@ class Expansion:
     ) -> None:
         if not found:
             wanted = leader.example()
-            hint = near_miss(wanted, self._index(on_left, place).near(wanted))
+            hint = near_miss(wanted, self._index(on_left, place))
             raise AOAError(f"no tensor of the {_side(on_left)} matches", place, hint=hint)
         for name in leader.variables:
             absent = set(fixed.get(name, ())) - {ids[name] for ids in found}

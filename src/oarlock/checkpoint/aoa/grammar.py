@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 
-from oarlock.checkpoint.aoa.errors import AOAError, Place, near_miss
+from oarlock.checkpoint.aoa.errors import AOAError, Place
 from oarlock.checkpoint.aoa.names import STAR, Template, Variable
 from oarlock.checkpoint.aoa.syntax import (
     Attribute,
@@ -30,6 +30,7 @@ from oarlock.checkpoint.aoa.syntax import (
     Transposed,
     Value,
 )
+from oarlock.checkpoint.near_miss import near_miss
 
 LAYOUT = ("axis", "sizes", "stack", "permute", "rearrange", "reshape", "pad")
 VALUES = ("dtype", "src_dtype", "dst_dtype", "add", "mul", "only")

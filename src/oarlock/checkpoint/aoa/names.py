@@ -4,11 +4,11 @@
 `experts.*.w` lists all tensors with digits in place of the star, in numeric order.
 """
 
-import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from typing import NamedTuple
 
 STAR = "*"
@@ -100,12 +100,8 @@ class KeyIndex:
             else:
                 yield ids
 
-    def near(self, name: str) -> list[str]:
-        """Names like this one, best first; fast for many names, since numbered ones are compared once."""
-        skeletons = {"0".join(skeleton): skeleton for skeleton in self._by_skeleton}
-        close = difflib.get_close_matches("0".join(_DIGITS.split(name)[::2]), skeletons, n=2)
-        like = [other for skeleton in close for other in self._by_skeleton[skeletons[skeleton]]]
-        return difflib.get_close_matches(name, like, n=3) or like[:1]
+    def __iter__(self) -> Iterator[str]:
+        return chain.from_iterable(self._by_skeleton.values())
 
 
 def shifted(digits: str, offset: int) -> str:

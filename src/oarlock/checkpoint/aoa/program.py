@@ -13,16 +13,16 @@ from torch import Tensor
 from oarlock.checkpoint.aoa import explain, reverse
 from oarlock.checkpoint.aoa.algebra import Relation, whole
 from oarlock.checkpoint.aoa.blocks import Block
-from oarlock.checkpoint.aoa.errors import AOAError, near_miss
+from oarlock.checkpoint.aoa.errors import AOAError
 from oarlock.checkpoint.aoa.evaluate import Evaluation, TensorSpec, Written
 from oarlock.checkpoint.aoa.execute import materialize
 from oarlock.checkpoint.aoa.expand import chain
 from oarlock.checkpoint.aoa.grammar import parse
 from oarlock.checkpoint.aoa.macros import MACROS, Macro, arguments_of
-from oarlock.checkpoint.aoa.names import KeyIndex
 from oarlock.checkpoint.aoa.quantized import Computed
 from oarlock.checkpoint.aoa.values import State, applies
 from oarlock.checkpoint.dtypes import dtype_name
+from oarlock.checkpoint.near_miss import near_miss
 
 
 class AOA:
@@ -200,7 +200,7 @@ class Program:
         if key not in self.tensors:
             if key in self.kept_keys:
                 raise KeyError(f"{key!r} keeps its values: no blocks fill it")
-            raise KeyError(f"no destination tensor {key!r}; {near_miss(key, KeyIndex(self.tensors).near(key))}")
+            raise KeyError(f"no destination tensor {key!r}; {near_miss(key, self.tensors)}")
         return self.tensors[key]
 
     def _origin(self, key: str) -> str:
@@ -284,7 +284,7 @@ def _stray_error(run: Evaluation, name: str, destination: Mapping[str, TensorSpe
         f"{name!r} is written, but it is no tensor of the destination and no later statement reads it",
         writer.target.place,
         chain(writer.statement, writer.ids),
-        near_miss(name, KeyIndex(destination).near(name)),
+        near_miss(name, destination),
     )
 
 
@@ -295,7 +295,7 @@ def _absent_error(run: Evaluation, absent: Sequence[str], stray: Sequence[str]) 
     if name in run.dropped:
         place = run.dropped[name]
         return AOAError(f"the destination needs {name!r}{more}, which is dropped here", place)
-    near = near_miss(name, KeyIndex((*run.source, *stray)).near(name))
+    near = near_miss(name, (*run.source, *stray))
     hint = f"write it, or keep its values by '_ -> {name}'" + (f"; {near}" if near else "")
     return AOAError(f"the destination's {name!r}{more} has no source", hint=hint)
 
