@@ -144,6 +144,7 @@ def test_odd_destinations(tmp_path: Path) -> None:
         with pytest.raises(CheckpointError, match=message):
             saved.load("m", {"a": wrong, "s": scalar, "none": torch.zeros(3, 0, 2)})
         assert scalar == 0, "nothing was changed"
+    saved.load("m", {"none": torch.zeros(1, 0, 1).expand(3, 0, 2)}, strict="destination")
     empty = Shard.box(torch.zeros(0, 4), (3, 4), (3, 0))
     assert saved.load("m", {"a": empty}, strict="destination").bytes_needed == 0
 

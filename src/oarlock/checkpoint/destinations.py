@@ -17,6 +17,8 @@ def unusable(tensor: Tensor) -> str | None:
         return f"the destination is not dense ({tensor.layout}, {tensor.dtype}); load into a dense tensor"
     if tensor.is_inference() and not torch.is_inference_mode_enabled():
         return "the destination was made in inference mode; load in torch.inference_mode(), or into a clone of it"
+    if not tensor.numel():
+        return None
     if any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)):
         return f"the destination is expanded (strides {list(tensor.stride())}), so its elements share memory"
     if _overlaps_itself(tensor):
@@ -42,6 +44,6 @@ def _overlaps_itself(tensor: Tensor) -> bool:
     reach = 0
     for stride, size in sorted((t, n) for t, n in zip(tensor.stride(), tensor.shape, strict=True) if n > 1):
         if stride <= reach:
-            return tensor.numel() > 0
+            return True
         reach += stride * (size - 1)
     return False
