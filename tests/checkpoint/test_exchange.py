@@ -5,15 +5,18 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from oarlock.checkpoint import Shard, load_checkpoint, save_checkpoint
+from oarlock.checkpoint import CheckpointError, Shard, load_checkpoint, save_checkpoint
+from oarlock.checkpoint.aoa import AOA
 from oarlock.checkpoint.boxes import Box, explain_cover, find_overlap
 from oarlock.checkpoint.exchange import Stretch, assign, share
 from oarlock.checkpoint.loading import LoadPlan
 from oarlock.checkpoint.shards import shard_of
+from process_group import run_ranks
 from simulated_ranks import ThreadRanks, on_ranks
 
 
@@ -145,8 +148,6 @@ def test_auto_looks_at_the_machines(path: Path) -> None:
 
 
 def test_a_program_and_a_cast_on_the_way(path: Path) -> None:
-    from oarlock.checkpoint.aoa import AOA
-
     def work(ranks: ThreadRanks) -> int:
         wanted = {"t": Shard.whole(torch.zeros(6, 40, dtype=torch.bfloat16)), "p": Shard.whole(torch.ones(310))}
         aoa = AOA("a^T -> t, dtype=bfloat16\nc -> p, pad=310\nb -> _\ns -> _\nnone -> _\nrow -> _\nh -> _")
@@ -175,3 +176,78 @@ def test_assigned_rows_make_up_the_stretches(sizes: list[tuple[int, int]], sets:
         assert {rank for _, rank in own} <= set(stretch.needers)
         boxes = [box.within(stretch.box) for box, _ in own]
         assert explain_cover(stretch.box.size, boxes) is None
+
+
+PROGRAM = "q, k -> qk, axis=0\ne^T -> e, dtype=bfloat16"
+
+
+def with_files(root: str) -> dict[str, Any]:
+    """Three ranks save in pieces and load all of it, and strips, with an exchange; then a file is damaged."""
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    big = {n: torch.arange(200_000.0).view(500, 400) + i for i, n in enumerate(["q", "k"])}
+    tensors = big | {"e": torch.randn(300, 200, generator=torch.Generator().manual_seed(1))}
+
+    def rows(tensor: Tensor) -> Shard:
+        parts = tensor.tensor_split(3)
+        return Shard.box(parts[rank].clone(), tensor.shape, (sum(map(len, parts[:rank])), 0))
+
+    path = save_checkpoint(root, 1, tensors={"m": {name: rows(tensor) for name, tensor in tensors.items()}})
+    saved = load_checkpoint(path, verify="read")
+    reports = []
+    for mode in (True, "node", "auto", False):
+        qk, e = torch.zeros(1000, 400), torch.zeros(200, 300, dtype=torch.bfloat16)
+        report = saved.load("m", {"qk": qk, "e": e}, aoa=PROGRAM, exchange=mode)  # type: ignore[arg-type]
+        assert torch.equal(qk, torch.cat(list(big.values())))
+        assert torch.equal(e, tensors["e"].T.bfloat16())
+        reports.append([report.bytes_needed, report.bytes_read, report.bytes_received])
+    restart = from_copies(root + "-copies", rank)
+    dist.barrier()
+    if rank == 0:
+        damaged = max(path.glob("*.safetensors"))
+        raw = bytearray(damaged.read_bytes())
+        raw[-1000] ^= 1
+        damaged.write_bytes(raw)
+    dist.barrier()
+    untouched = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
+    try:
+        load_checkpoint(path, verify="read").load("m", untouched, exchange=True)
+    except CheckpointError as error:
+        message = str(error)
+    assert not any(tensor.any() for tensor in untouched.values())
+    dist.destroy_process_group()
+    return {"reports": reports, "message": message, "restart": restart}
+
+
+def from_copies(root: str, rank: int) -> list[list[str]]:
+    """Replicas saved with copies are loaded again: the files of tensors that this process has opened, and its own."""
+    replica, own = torch.arange(3000.0), torch.full((10,), float(rank))
+    state = {"replica": replica, "own": Shard.box(own, (30,), (10 * rank,))}
+    path = save_checkpoint(root, 1, tensors={"m": state}, copies=True)
+    found = {"replica": torch.zeros(3000), "own": Shard.box(torch.zeros(10), (30,), (10 * rank,))}
+    saved = load_checkpoint(path, verify="read")
+    report = saved.load("m", found, exchange=True)
+    assert torch.equal(found["replica"], replica)
+    assert torch.equal(found["own"].tensor, own)
+    assert report.foreign_files == []
+    mapped = {line.rpartition("/")[2] for line in Path("/proc/self/maps").read_text().splitlines() if str(path) in line}
+    del saved
+    return [sorted(mapped), report.files]
+
+
+def test_real_ranks(tmp_path: Path) -> None:
+    found = run_ranks(3, with_files, tmp_path, timeout=120)
+    needed = 4 * (2 * 200_000 + 60_000)
+    for mode in range(4):
+        reports = [result["reports"][mode] for result in found]
+        assert all(report[0] == needed for report in reports)
+        shared = mode < 2
+        assert sum(report[1] for report in reports) == (needed if shared else 3 * needed)
+        received = 2 * (4 * 400_000 + 2 * 60_000) if shared else 0
+        assert sum(report[2] for report in reports) == received, "the rest, cast where that makes it smaller"
+    opened = [result["restart"][0] for result in found]
+    assert opened == [result["restart"][1] for result in found]
+    assert len({name for names in opened for name in names}) == sum(map(len, opened)), "each rank has its own"
+    assert len({result["message"] for result in found}) == 1
+    assert "expected digest" in found[0]["message"]
+    assert "nothing was changed" in found[0]["message"]

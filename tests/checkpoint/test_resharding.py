@@ -97,7 +97,7 @@ def unique(tensors: Any) -> set[int]:
     return {int(n) for shard in tensors.values() for _, view in shard.views() for n in view.reshape(-1)} - {0}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     data=st.data(), text=st.sampled_from(PROGRAMS), size=st.integers(1, 5), staging=st.sampled_from([64, 1000, 10**6])
 )

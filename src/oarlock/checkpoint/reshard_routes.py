@@ -266,4 +266,4 @@ def _ask(
     return outgoing, traffic
 
 
-_NOTHING = torch.empty(0, dtype=torch.uint8)
+_NOTHING = torch.empty(0, dtype=torch.uint8, device="cpu")

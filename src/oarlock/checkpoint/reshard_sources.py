@@ -82,7 +82,7 @@ def gather_cells(tables: Sequence[Table], what: str) -> dict[str, StoredTensor]:
         if problem := explain_cover(shape, [box for box, _ in cells]):
             raise ValueError(f"the ranks do not hold all of the {what} tensor {name!r}: {problem}")
         data = next((entry["value"] for entry in told.values() if entry.get("value")), None)
-        value = None if data is None else torch.tensor(data, dtype=torch.uint8).view(dtype).reshape(())
+        value = None if data is None else torch.tensor(data, dtype=torch.uint8, device="cpu").view(dtype).reshape(())
         pieces = []
         for box, indices in cells:
             ranks = tuple(sorted({held[i][1] for i in indices}))

@@ -187,7 +187,7 @@ def _with_foreign(destinations: Mapping[str, Shard], tables: Sequence[Mapping[st
             continue
         entry = next(iter(told.values()))
         first = {one.get("same_as", name) for one in told.values() if one["boxes"]}
-        memory = torch.empty(1, dtype=dtype_of(entry["dtype"]))
+        memory = torch.empty(1, dtype=dtype_of(entry["dtype"]), device="cpu")
         absent[name] = absent.get(first.pop(), memory) if len(first) == 1 else memory
         found[name] = Shard(absent[name], tuple(entry["shape"]), ())
     return found
