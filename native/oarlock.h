@@ -15,7 +15,7 @@
 #endif
 
 /* Raised with every change of this header; the Python side refuses another number. */
-#define OARLOCK_ABI 12
+#define OARLOCK_ABI 13
 
 #ifdef __cplusplus
 extern "C" {
@@ -252,6 +252,7 @@ typedef struct oarlock_pool_stats {
     int64_t num_pressure_calls;
     int64_t num_waits;
     int64_t num_out_of_memory;
+    int64_t num_ordered; /* requests whose stream was made to wait for other streams instead of moving pages */
 } oarlock_pool_stats;
 
 typedef struct oarlock_pool_block {
@@ -369,6 +370,15 @@ OARLOCK_API oarlock_status oarlock_pool_num_calls(oarlock_pool* pool, uint64_t* 
 
 /* For tests, with OARLOCK_DRIVER_SIM: a held stream completes nothing until it is let go or waited for. */
 OARLOCK_API oarlock_status oarlock_pool_sim_hold(oarlock_pool* pool, uint64_t stream, int32_t held);
+
+/* ---- memory: torch's CUDA tensors in a pool --------------------------------------------------------------------------
+ * What torch.cuda.memory.CUDAPluggableAllocator takes. The pool serves the device from now on; once for a device. */
+OARLOCK_API oarlock_status oarlock_torch_attach(int32_t device, oarlock_pool* pool);
+
+/* Throws a C++ exception, derived from std::bad_alloc, with the pool's message: torch makes a Python one of it. */
+OARLOCK_API void* oarlock_torch_malloc(int64_t size, int32_t device, void* stream);
+OARLOCK_API void oarlock_torch_free(void* ptr, uint64_t size, int32_t device, void* stream);
+OARLOCK_API void oarlock_torch_record_stream(void* ptr, void* stream);
 
 /* ---- memory: replaying a trace of allocations against models of allocators ------------------------------------------
  * Arithmetic only: what each would have taken, mapped and copied. Work is done `lag` events after it was queued. */

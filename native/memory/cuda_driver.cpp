@@ -60,6 +60,7 @@ struct Api {
     Result (*cuEventQuery)(Event);
     Result (*cuEventSynchronize)(Event);
     Result (*cuEventDestroy)(Event);
+    Result (*cuStreamWaitEvent)(Stream, Event, unsigned);
     Result (*cuMemcpyDtoH)(void*, Address, size_t);
     Result (*cuMemcpyHtoD)(Address, const void*, size_t);
 };
@@ -95,6 +96,7 @@ bool load(Api* api, std::string* why) {
     find(&api->cuEventQuery, "cuEventQuery");
     find(&api->cuEventSynchronize, "cuEventSynchronize");
     find(&api->cuEventDestroy, "cuEventDestroy_v2");
+    find(&api->cuStreamWaitEvent, "cuStreamWaitEvent");
     find(&api->cuMemcpyDtoH, "cuMemcpyDtoH_v2");
     find(&api->cuMemcpyHtoD, "cuMemcpyHtoD_v2");
     return why->empty();
@@ -176,6 +178,12 @@ class CudaDriver final : public Driver {
     void forget(uint64_t event) override {
         const Current current(*this);
         api_.cuEventDestroy(reinterpret_cast<Event>(event));
+    }
+
+    bool stream_wait(uint64_t stream, uint64_t event) override {
+        const Current current(*this);
+        return passed("cuStreamWaitEvent", api_.cuStreamWaitEvent(reinterpret_cast<Stream>(stream),
+                                                                  reinterpret_cast<Event>(event), 0));
     }
 
     bool save(void* to, uint64_t from, uint64_t bytes) override {

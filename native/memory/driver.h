@@ -35,6 +35,8 @@ class Driver {
     virtual bool done(uint64_t event) = 0;
     virtual bool wait(uint64_t event) = 0;
     virtual void forget(uint64_t event) = 0;
+    // What is queued on the stream from now on begins after the event; the host goes on.
+    virtual bool stream_wait(uint64_t stream, uint64_t event) = 0;
 
     // Contents out of and into mapped memory.
     virtual bool save(void* to, uint64_t from, uint64_t bytes) = 0;

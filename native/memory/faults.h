@@ -34,6 +34,9 @@ class FaultyDriver final : public Driver {
     bool done(uint64_t event) override { return passes() && inner_->done(event); }
     bool wait(uint64_t event) override { return passes() && inner_->wait(event); }
     void forget(uint64_t event) override { inner_->forget(event); }
+    bool stream_wait(uint64_t stream, uint64_t event) override {
+        return passes() && inner_->stream_wait(stream, event);
+    }
     bool save(void* to, uint64_t from, uint64_t bytes) override { return passes() && inner_->save(to, from, bytes); }
     bool load(uint64_t to, const void* from, uint64_t bytes) override {
         return passes() && inner_->load(to, from, bytes);

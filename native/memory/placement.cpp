@@ -77,6 +77,21 @@ bool Pool::find_window(Heap& h, uint64_t size, uint32_t stream, uint64_t num_pag
     return found;
 }
 
+// The smallest free block that holds `size`, once the stream was made to wait for the others that still use it.
+Block* Pool::find_ordered(Heap& h, uint64_t size, uint32_t stream) {
+    Block* best = nullptr;
+    h.index.each(size, [&](Block* b) {
+        if (b->size >= size && (best == nullptr || b->size < best->size)) {
+            best = b;
+        }
+    });
+    if (best == nullptr || !streams_.order(best->uses, stream)) {
+        return nullptr;
+    }
+    stats_.num_ordered++;
+    return best;
+}
+
 bool Pool::reserve(Heap& h, uint64_t bytes) {
     for (uint64_t wanted = std::max(bytes, reserve_bytes_);; wanted = std::max(bytes, round_up(wanted / 2))) {
         uint64_t addr = 0;

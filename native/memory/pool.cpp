@@ -35,7 +35,7 @@ Pool::Pool(const oarlock_pool_config& config, std::unique_ptr<Driver> driver)
       limit_(config.capacity / config.page_bytes),
       soft_limit_(std::min(limit_, config.soft_capacity / config.page_bytes)),
       reserve_bytes_(limit_ * page_bytes_ * std::max<uint64_t>(1, config.reserve_factor)),
-      small_bytes_(std::min<uint64_t>(1 << 20, page_bytes_ / 2)),
+      small_bytes_(std::max(kAlignment, page_bytes_ / 128)),
       generation_(generation()),
       streams_(*driver_) {
     default_heaps_ = nullptr;
@@ -161,6 +161,14 @@ oarlock_status Pool::slow_malloc(std::unique_lock<std::mutex>& lock, Heap& h, ui
                 return OARLOCK_DRIVER_FAILED;
             }
             placed = find_window(h, size, stream, obtainable, &window);
+        }
+        const uint64_t without_moves = spare_.size() + creatable(std::min(create_limit, soft_limit_));
+        if (streams_.size() > 1 && (!placed || window.num_pages > without_moves)) {
+            if (Block* b = find_ordered(h, size, stream)) {
+                *found = b;
+                *start = b->addr;
+                return OARLOCK_OK;
+            }
         }
         if (placed) {
             Moves moves;

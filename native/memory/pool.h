@@ -91,6 +91,7 @@ class Pool {
     // placement.cpp
     bool find_window(Heap& heap, uint64_t size, uint32_t stream, uint64_t num_pages, Window* best) const;
     uint64_t num_donor_pages() const;
+    Block* find_ordered(Heap& heap, uint64_t size, uint32_t stream);
     bool reserve(Heap& heap, uint64_t bytes);
     void plan_sources(uint64_t num_pages, uint64_t create_limit, const Window* window, uint64_t size,
                       Moves* moves) const;

@@ -74,25 +74,54 @@ bool SimDriver::unmap(uint64_t addr, uint64_t bytes) {
 bool SimDriver::record(uint64_t stream, uint64_t* event) {
     const std::lock_guard<std::mutex> guard(events_mutex_);
     *event = ++next_event_;
-    const auto it = held_.find(stream);
-    events_[*event] = {stream, clock_ + lag_, it != held_.end() && it->second};
+    const auto held = held_.find(stream);
+    std::vector<uint64_t>& waits = waits_[stream];
+    waits.erase(std::remove_if(waits.begin(), waits.end(), [&](uint64_t other) { return is_done(other); }),
+                waits.end());
+    events_[*event] = {stream, clock_ + lag_, held != held_.end() && held->second, waits};
     return true;
+}
+
+// A forgotten event holds nothing up any more.
+bool SimDriver::is_done(uint64_t event) {
+    const auto it = events_.find(event);
+    if (it == events_.end()) {
+        return true;
+    }
+    const Marker& marker = it->second;
+    return !marker.pending && marker.due <= clock_ &&
+           std::all_of(marker.after.begin(), marker.after.end(), [&](uint64_t other) { return is_done(other); });
+}
+
+// The stream gets as far as this event, and those that it waits for: the earlier ones are done too.
+void SimDriver::finish(uint64_t event) {
+    const auto it = events_.find(event);
+    if (it == events_.end()) {
+        return;
+    }
+    clock_ = std::max(clock_, it->second.due);
+    for (auto& [other, marker] : events_) {
+        marker.pending = marker.pending && !(marker.stream == it->second.stream && other <= event);
+    }
+    for (const uint64_t other : it->second.after) {
+        finish(other);
+    }
 }
 
 bool SimDriver::done(uint64_t event) {
     const std::lock_guard<std::mutex> guard(events_mutex_);
-    const Marker& marker = events_.at(event);
-    return !marker.pending && marker.due <= clock_;
+    return is_done(event);
 }
 
 bool SimDriver::wait(uint64_t event) {
     const std::lock_guard<std::mutex> guard(events_mutex_);
-    // The stream gets as far as this event: the earlier ones are done too.
-    const uint64_t stream = events_.at(event).stream;
-    clock_ = std::max(clock_, events_.at(event).due);
-    for (auto& [other, marker] : events_) {
-        marker.pending = marker.pending && !(marker.stream == stream && other <= event);
-    }
+    finish(event);
+    return true;
+}
+
+bool SimDriver::stream_wait(uint64_t stream, uint64_t event) {
+    const std::lock_guard<std::mutex> guard(events_mutex_);
+    waits_[stream].push_back(event);
     return true;
 }
 

@@ -3,6 +3,7 @@
 
 #include <mutex>
 #include <unordered_map>
+#include <vector>
 
 #include "memory/driver.h"
 
@@ -31,6 +32,7 @@ class SimDriver final : public Driver {
     bool done(uint64_t event) override;
     bool wait(uint64_t event) override;
     void forget(uint64_t event) override;
+    bool stream_wait(uint64_t stream, uint64_t event) override;
     bool save(void*, uint64_t, uint64_t) override { return true; }
     bool load(uint64_t, const void*, uint64_t) override { return true; }
     bool add_peer(int32_t) override {
@@ -49,7 +51,10 @@ class SimDriver final : public Driver {
         uint64_t stream;
         uint64_t due;
         bool pending;
+        std::vector<uint64_t> after;  // events that it cannot be done before
     };
+    bool is_done(uint64_t event);
+    void finish(uint64_t event);
     const uint64_t page_bytes_;
     uint64_t next_addr_ = uint64_t{1} << 40;
     uint64_t next_page_ = 0;
@@ -62,6 +67,7 @@ class SimDriver final : public Driver {
     std::mutex events_mutex_;                         // wait() is called without the pool's lock
     std::unordered_map<uint64_t, Marker> events_;
     std::unordered_map<uint64_t, bool> held_;
+    std::unordered_map<uint64_t, std::vector<uint64_t>> waits_;  // by stream
 };
 
 }  // namespace oarlock::memory

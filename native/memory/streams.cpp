@@ -74,6 +74,21 @@ bool Streams::poll() {
     return further;
 }
 
+bool Streams::order(Use use, uint32_t stream) {
+    if (use.stream == stream || done(use)) {
+        return true;
+    }
+    record(use.stream);
+    const std::deque<Event>& events = streams_[use.stream].events;
+    const auto covers = std::find_if(events.begin(), events.end(), [&](const Event& e) { return e.clock >= use.tick; });
+    return covers != events.end() && driver_.stream_wait(streams_[stream].id, covers->event);
+}
+
+bool Streams::order(const Uses& uses, uint32_t stream) {
+    return order(uses.first, stream) &&
+           std::all_of(uses.more.begin(), uses.more.end(), [&](Use use) { return order(use, stream); });
+}
+
 bool Streams::wait_oldest(std::unique_lock<std::mutex>& lock) {
     size_t oldest = streams_.size();
     for (size_t i = 0; i < streams_.size(); i++) {

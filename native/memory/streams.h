@@ -55,6 +55,9 @@ class Streams {
     void record(uint32_t stream);
     // Records what is not yet recorded, then asks the events. True if a stream got further.
     bool poll();
+    // Has the stream begin what is queued from now on after these uses, which makes them harmless to it. False where an
+    // event cannot be had or waited for; some may be waited for all the same.
+    bool order(const Uses& uses, uint32_t stream);
     // Waits, without the lock, for the event that was recorded first. False if there is none or the driver failed.
     bool wait_oldest(std::unique_lock<std::mutex>& lock);
     // Waits for everything, with the lock held.
@@ -76,6 +79,7 @@ class Streams {
     };
     uint32_t find(uint64_t id);
     bool usable_more(const Uses& uses, uint32_t stream) const;
+    bool order(Use use, uint32_t stream);
 
     Driver& driver_;
     const bool has_streams_;

@@ -162,3 +162,37 @@ def test_the_error_names_what_failed_first() -> None:
     pool.fail_calls(6, FOREVER)
     with pytest.raises(DriverError, match=r"injected fault"):
         act()
+
+
+def blocked() -> tuple[Pool, Callable[[], object]]:
+    """All memory was used by a stream that stands still; another one asks for a page."""
+    pool = Pool(4 * PAGE, driver="sim", page_bytes=PAGE)
+    addresses = [pool.malloc(PAGE, stream=2) for _ in range(4)]
+    pool.hold(2)
+    pool.free(addresses[1], stream=2)
+    pool.record_stream(addresses[3], 3)
+    pool.free(addresses[3], stream=2)
+    return pool, lambda: pool.malloc(PAGE, stream=1)
+
+
+@pytest.mark.parametrize("count", [1, FOREVER])
+def test_failures_while_a_stream_is_made_to_wait(count: int) -> None:
+    pool, act = blocked()
+    pool.fail_calls(0, 0)
+    act()
+    num_calls_of_act = pool.num_calls()
+    assert pool.stats().num_ordered == 1
+    assert num_calls_of_act > 0
+    for call in range(num_calls_of_act):
+        pool, act = blocked()
+        before = mapped(pool)
+        pool.fail_calls(call, count)
+        try:
+            act()
+        except (DriverError, OutOfMemoryError):
+            assert mapped(pool) == before
+            pool.fail_calls(0, 0)
+            act()
+        pool.check()
+        assert pool.stats().live_bytes == 3 * PAGE
+        assert pool.stats().moved_pages == 0

@@ -21,8 +21,10 @@ class Model:
         self.pool, self.writes = pool, writes
         self.live: dict[int, tuple[int, int]] = {}
         self.count = 0
-        self.pending: list[tuple[int, int, set[int]]] = []  # freed [begin, end), streams that may still use it
+        # Freed [begin, end) by stream that may still use it: the held streams that it is behind.
+        self.pending: list[tuple[int, int, dict[int, set[int]]]] = []
         self.held: set[int] = set()
+        self.behind: dict[int, set[int]] = {stream: set() for stream in range(STREAMS)}
 
     def pages_in_use(self) -> int:
         return len(
@@ -42,13 +44,26 @@ class Model:
         after = self.pool.stats()
         if after.num_waits > before.num_waits:
             self.pending.clear()  # a wait lets one stream get further; which one does not matter here
+            self.behind = {stream: set() for stream in range(STREAMS)}
         assert after.moved_pages - before.moved_pages <= -(-size // PAGE)
         assert addr % 512 == 0
         end = addr + max(size, 1)
         for other, (other_size, _) in self.live.items():
             assert end <= other or other + other_size <= addr, "two allocations share bytes"
-        for begin, stop, streams in self.pending:
-            assert stop <= addr or end <= begin or streams <= {stream}, "memory that another stream still uses"
+        rest = []
+        for begin, stop, users in self.pending:
+            if stop <= addr or end <= begin:
+                rest.append((begin, stop, users))
+                continue
+            if not users.keys() <= {stream}:
+                assert after.num_ordered > before.num_ordered, "memory that another stream still uses"
+                for user in users.keys() - {stream}:
+                    self.behind[stream] |= users[user]
+            # What is taken is this stream's from here on; the parts beside it are not.
+            rest += [
+                (a, b, {u: set(held) for u, held in users.items()}) for a, b in ((begin, addr), (end, stop)) if a < b
+            ]
+        self.pending = rest
         self.count += 1
         self.live[addr] = (size, self.count % 251 + 1)
         if self.writes:
@@ -62,15 +77,20 @@ class Model:
     def free(self, addr: int, owner_and: set[int], stream: int) -> None:
         self.verify(addr)
         size, _ = self.live.pop(addr)
-        busy = owner_and & self.held
-        if busy:
-            self.pending.append((addr, addr + size, busy))
+        users = {user: self.behind[user] | ({user} & self.held) for user in owner_and}
+        self.pending.append((addr, addr + size, users))
+        self.forget([])
         self.pool.free(addr, stream=stream)
 
     def forget(self, streams) -> None:
-        for _, _, busy in self.pending:
-            busy.difference_update(streams)
+        for _, _, users in self.pending:
+            for user in list(users):
+                users[user].difference_update(streams)
+                if not users[user]:
+                    del users[user]
         self.pending = [entry for entry in self.pending if entry[2]]
+        for held in self.behind.values():
+            held.difference_update(streams)
 
 
 def last_page(addr: int, size: int) -> int:

@@ -137,3 +137,40 @@ def test_blocks_are_consistent_while_frees_are_pending(pool: Pool) -> None:
     assert sum(block.blocked for block in blocks) == 4
     ends = {block.addr + block.size for block in blocks}
     assert sum(block.addr not in ends for block in blocks) == 1  # one reservation, without a gap
+
+
+def test_at_the_limit_a_stream_waits_for_another_and_the_host_for_nobody(pool: Pool) -> None:
+    """Where pages would have to move, the request gets memory that other streams still use, behind their work."""
+    pool.hold(B)
+    addresses = [pool.malloc(PAGE, stream=B) for _ in range(4)]
+    pool.free(addresses[1], stream=B)
+    assert pool.malloc(PAGE, stream=A) == addresses[1]
+    stats = pool.stats()
+    assert (stats.num_ordered, stats.num_waits, stats.moved_pages) == (1, 0, 0)
+    pool.free(addresses[1], stream=A)
+    # A's work on it begins after what B has queued: C, which is behind neither, waits for both.
+    assert [block.blocked for block in pool.blocks() if block.addr == addresses[1]] == [True]
+    assert pool.malloc(PAGE, stream=C) == addresses[1]
+    assert pool.stats().num_ordered == 2
+    pool.free(addresses[1], stream=C)
+    pool.hold(B, False)
+    assert pool.malloc(PAGE, stream=A) == addresses[1]
+    assert pool.stats().num_ordered == 2
+
+
+def test_while_memory_is_left_no_stream_waits_for_another(pool: Pool) -> None:
+    pool.hold(B)
+    used = pool.malloc(PAGE, stream=B)
+    pool.free(used, stream=B)
+    assert pool.malloc(PAGE, stream=A) != used
+    assert pool.stats().num_ordered == 0
+
+
+def test_where_a_stream_cannot_be_told_to_wait_the_host_waits(pool: Pool) -> None:
+    addresses = [pool.malloc(PAGE, stream=B) for _ in range(4)]
+    pool.hold(B)
+    pool.free(addresses[1], stream=B)
+    pool.free(addresses[3], stream=B)
+    pool.fail_calls(1, 1)  # the state of the event comes first
+    assert pool.malloc(PAGE, stream=A) in (addresses[1], addresses[3])
+    assert (pool.stats().num_ordered, pool.stats().num_waits) == (0, 1)

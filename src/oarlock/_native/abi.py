@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 
-ABI = 12
+ABI = 13
 """``OARLOCK_ABI`` of the header that this file mirrors."""
 
 
@@ -129,6 +129,7 @@ class PoolStats(ctypes.Structure):
             "num_pressure_calls",
             "num_waits",
             "num_out_of_memory",
+            "num_ordered",
         )
     ]
 
@@ -304,6 +305,10 @@ SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "oarlock_pool_fail_calls": (ctypes.c_int, [ctypes.c_void_p, *[ctypes.c_uint64] * 2]),
     "oarlock_pool_num_calls": (ctypes.c_int, [ctypes.c_void_p, ctypes.POINTER(ctypes.c_uint64)]),
     "oarlock_pool_sim_hold": (ctypes.c_int, [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_int32]),
+    "oarlock_torch_attach": (ctypes.c_int, [ctypes.c_int32, ctypes.c_void_p]),
+    "oarlock_torch_malloc": (ctypes.c_void_p, [ctypes.c_int64, ctypes.c_int32, ctypes.c_void_p]),
+    "oarlock_torch_free": (None, [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_int32, ctypes.c_void_p]),
+    "oarlock_torch_record_stream": (None, [ctypes.c_void_p] * 2),
     "oarlock_replay": (
         ctypes.c_int,
         [

@@ -88,6 +88,7 @@ class PoolStats:
         num_rollbacks: transactions that the driver broke off.
         num_not_created: pages that the device refused below the capacity.
         num_pressure_calls, num_waits, num_out_of_memory: calls of the pressure callback, waits for an event, failures.
+        num_ordered: requests whose stream was made to wait for other streams, where pages would have moved else.
     """
 
     capacity_bytes: int
@@ -117,6 +118,7 @@ class PoolStats:
     num_pressure_calls: int
     num_waits: int
     num_out_of_memory: int
+    num_ordered: int
 
 
 class Recorder(Protocol):
