@@ -13,6 +13,7 @@ import numpy as np
 import paddle
 import paddle.distributed as dist
 import record
+from paddle.distributed.flex_checkpoint.dcp.sharded_weight import ShardedWeight
 from safetensors.paddle import load_file
 
 
@@ -42,6 +43,15 @@ def check_folders(expected: Path, written: Path) -> None:
         into = {name: paddle.empty(tensor.shape, dtype=tensor.dtype) for name, tensor in held.items()}
         dist.load_state_dict(into, str(folder), safetensors=True)
         assert_same(into, held, f"{folder.name} by load_state_dict")
+
+
+def check_aoa(expected: Path, written: Path) -> None:
+    """A folder through a program in Paddle's own AOA."""
+    weight = load_file(expected / "model.safetensors")["up.weight"]
+    into = ShardedWeight("up", paddle.empty([5, 6]), (5, 6), (5, 6), (0, 0))
+    statements = {"aoa_statements": ["up.weight^T -> up"]}
+    dist.load_state_dict({"up": into}, str(written / "model"), safetensors=True, aoa_config=statements)
+    assert_same({"up": into.local_tensor}, {"up": weight.T}, "model by AOA")
 
 
 def check_training(recorded: Path, written: Path) -> None:
@@ -102,5 +112,6 @@ def check_nested(recorded: Path, written: Path) -> None:
 if __name__ == "__main__":
     recorded, written = Path(sys.argv[1]), Path(sys.argv[2])
     check_folders(recorded / "expected", written)
+    check_aoa(recorded / "expected", written)
     check_training(recorded, written)
     check_nested(recorded, written)
