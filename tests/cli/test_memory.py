@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from oarlock.cli.main import main
-from oarlock.memory import record
+from oarlock.memory import record, write
 
 
 def page_data(page: Path) -> dict:
@@ -33,8 +33,29 @@ def test_a_recording_becomes_a_page(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert (tmp_path / "deep" / "b.html").exists()
 
 
+def test_a_snapshot_becomes_a_page_a_part_of_it_and_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with record(stacks=True) as recorder:
+        for _ in range(20):
+            torch.ones(5000) * 2
+    snapshot = write(recorder.recording(), tmp_path / "s.pickle")
+    assert main(["memory", "view", str(snapshot)]) == 0
+    assert page_data(tmp_path / "s.html")["numEvents"] == 120 + 1
+    times = recorder.recording().events["t_ns"]
+    middle = (int(times[40]) - int(times[0])) / 1e9
+    assert main(["memory", "view", str(snapshot), "--from", f"{middle:.9f}", "--out", str(tmp_path / "p.html")]) == 0
+    assert 20 <= page_data(tmp_path / "p.html")["numEvents"] <= 110
+    assert main(["memory", "view", str(snapshot), "--out", str(tmp_path / "p.json")]) == 0
+    trace = json.loads((tmp_path / "p.json").read_text())["traceEvents"]
+    assert max(event["args"]["live"] for event in trace if event["name"] == "live bytes") == 40_000
+    capsys.readouterr()
+    assert main(["memory", "summary", str(snapshot)]) == 0
+    assert "test_memory.py" in capsys.readouterr().out
+    assert main(["memory", "view", str(snapshot), "--out", str(snapshot)]) == 2
+    assert "written over itself" in capsys.readouterr().err
+
+
 def test_other_files_are_refused_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "a.npz").write_bytes(b"nothing")
+    (tmp_path / "a.npz").write_bytes(b"PK nothing")
     assert main(["memory", "view", str(tmp_path / "a.npz")]) == 2
     assert "is not a recording of memory" in capsys.readouterr().err
     assert main(["memory", "view", str(tmp_path / "missing.npz")]) == 2

@@ -7,11 +7,14 @@ from oarlock.memory.pool_recorder import PoolRecorder
 from oarlock.memory.recorders import record
 from oarlock.memory.region import Region, Survivor, region
 from oarlock.memory.replay import ALLOCATORS, Replay, min_capacity, replay
+from oarlock.memory.snapshot_reader import read_torch_snapshot
 from oarlock.memory.sources import span
+from oarlock.memory.summary import memory_summary
 from oarlock.memory.tensor_recorder import TensorRecorder
 from oarlock.memory.tensors import empty
 from oarlock.memory.trace import Trace
 from oarlock.memory.trace_recorder import TraceRecorder
+from oarlock.memory.window import window
 
 __all__ = [
     "ALLOCATORS",
@@ -31,10 +34,13 @@ __all__ = [
     "TraceRecorder",
     "empty",
     "is_out_of_memory",
+    "memory_summary",
     "min_capacity",
+    "read_torch_snapshot",
     "record",
     "region",
     "replay",
     "span",
+    "window",
     "write",
 ]

@@ -7,11 +7,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 from oarlock.memory.events import Recording
+from oarlock.memory.perfetto import write_perfetto
+from oarlock.memory.torch_snapshot import write_torch_snapshot
 from oarlock.memory.view import write_page
 
 _WRITERS: dict[str, Callable[[Recording, Path], Path]] = {
-    ".html": lambda recording, path: write_page(recording, path),
+    ".html": write_page,
     ".npz": lambda recording, path: recording.save(path),
+    ".pickle": write_torch_snapshot,
+    ".json": write_perfetto,
 }
 SUFFIXES = tuple(_WRITERS)
 """Endings of names that :func:`write` knows."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import numpy as np
@@ -41,40 +40,37 @@ def mapped_ranges(recording: Recording) -> Mapped:
         blocks["addr"][states != BlockState.HOLE].astype(np.int64),
         blocks["size"][states != BlockState.HOLE].astype(np.int64),
     )
-    # All in units that divide every range, so that an unmap of a part is a matter of whole units.
-    unit = recording.page_bytes or math.gcd(*(int(v) for v in np.unique(np.concatenate([addr, size, start, length]))))
-    unit = max(unit, 512)
-    event, page = _pages(rows, addr, size, unit)
-    is_map = np.repeat(maps, -(-size // unit))
-    _, at_end = _pages(np.zeros(start.size, np.int64), start // unit * unit, length + start % unit, unit)
-    at_end = np.unique(at_end)
-    order = np.lexsort((event, page))
-    event, page, is_map = event[order], page[order], is_map[order]
-    same = np.concatenate([page[1:] == page[:-1], [False]]) if page.size else np.zeros(0, bool)
-    next_event = np.concatenate([event[1:], [0]]) if page.size else event
-    begins = [event[is_map]]
-    ends = [np.where(same, next_event, num_events)[is_map]]
-    pages = [page[is_map]]
-    # An unmap without the map before it; what is there at the end and has no event.
-    first = np.concatenate([[True], ~same[:-1]]) if page.size else same
-    before = first & ~is_map
-    begins.append(np.full(int(before.sum()), -1))
-    ends.append(event[before])
-    pages.append(page[before])
-    silent = at_end[~np.isin(at_end, page)]
-    begins.append(np.full(silent.size, -1))
-    ends.append(np.full(silent.size, num_events))
-    pages.append(silent)
-    return _runs(np.concatenate(pages), np.concatenate(begins), np.concatenate(ends), unit)
+    # Cells between all the places where a range begins or ends: an unmap of a part is a matter of whole cells.
+    cuts = np.unique(np.concatenate([addr, addr + size, start, start + length]))
+    event, cell, is_map = _cells(rows, addr, size, maps, cuts)
+    _, at_end, _ = _cells(np.zeros(start.size, np.int64), start, length, np.ones(start.size, bool), cuts)
+    order = np.lexsort((event, cell))
+    event, cell, is_map = event[order], cell[order], is_map[order]
+    same = np.concatenate([cell[1:] == cell[:-1], [False]]) if cell.size else np.zeros(0, bool)
+    until = np.where(same, np.concatenate([event[1:], [0]]) if cell.size else event, num_events)
+    first = np.concatenate([[True], ~same[:-1]]) if cell.size else same
+    before = first & ~is_map  # an unmap without the map before it
+    silent = at_end[~np.isin(at_end, cell)]  # there at the end, and nothing happened to it
+    return _runs(
+        np.concatenate([cell[is_map], cell[before], silent]),
+        np.concatenate([event[is_map], np.full(int(before.sum()) + silent.size, -1)]),
+        np.concatenate([until[is_map], event[before], np.full(silent.size, num_events)]),
+        cuts,
+    )
 
 
-def _pages(
-    event: NDArray[np.int64], addr: NDArray[np.int64], size: NDArray[np.int64], unit: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """One entry per unit of each range: its event, its number of unit."""
-    counts = -(-size // unit)
+def _cells(
+    event: NDArray[np.int64],
+    addr: NDArray[np.int64],
+    size: NDArray[np.int64],
+    is_map: NDArray[np.bool_],
+    cuts: NDArray[np.int64],
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
+    """One entry per cell of each range: its event, the cell, and whether it is mapped there."""
+    first = np.searchsorted(cuts, addr)
+    counts = np.searchsorted(cuts, addr + size) - first
     offset = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
-    return np.repeat(event, counts), np.repeat(addr // unit, counts) + offset
+    return np.repeat(event, counts), np.repeat(first, counts) + offset, np.repeat(is_map, counts)
 
 
 def joined_ranges(addr: NDArray[np.int64], size: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -88,13 +84,13 @@ def joined_ranges(addr: NDArray[np.int64], size: NDArray[np.int64]) -> tuple[NDA
     return addr[first], np.maximum.reduceat(end, first) - addr[first]
 
 
-def _runs(page: NDArray[np.int64], begin: NDArray[np.int64], end: NDArray[np.int64], unit: int) -> Mapped:
-    """Neighbouring units with the same times as one range."""
-    order = np.lexsort((page, end, begin))
-    page, begin, end = page[order], begin[order], end[order]
-    if page.size == 0:
-        return Mapped(page, page, begin, end)
-    breaks = (page[1:] != page[:-1] + 1) | (begin[1:] != begin[:-1]) | (end[1:] != end[:-1])
+def _runs(cell: NDArray[np.int64], begin: NDArray[np.int64], end: NDArray[np.int64], cuts: NDArray[np.int64]) -> Mapped:
+    """Neighbouring cells with the same times as one range."""
+    order = np.lexsort((cell, end, begin))
+    cell, begin, end = cell[order], begin[order], end[order]
+    if cell.size == 0:
+        return Mapped(cell, cell, begin, end)
+    breaks = (cell[1:] != cell[:-1] + 1) | (begin[1:] != begin[:-1]) | (end[1:] != end[:-1])
     first = np.flatnonzero(np.concatenate([[True], breaks]))
-    count = np.diff(np.concatenate([first, [page.size]]))
-    return Mapped(page[first] * unit, count * unit, begin[first], end[first])
+    last = np.concatenate([first[1:], [cell.size]]) - 1
+    return Mapped(cuts[cell[first]], cuts[cell[last] + 1] - cuts[cell[first]], begin[first], end[first])

@@ -15,6 +15,7 @@ import numpy as np
 from oarlock.memory.amounts import amount
 from oarlock.memory.events import Action, Mark, Recording
 from oarlock.memory.picture import Picture, largest_gap, picture, samples
+from oarlock.memory.summary import largest_at_peak
 from oarlock.page import Page, Series, line_chart
 
 _COLORS = {"parameter": 1, "gradient": 2, "activation": 3, "optimizer": 4, "temporary": 5}
@@ -42,7 +43,7 @@ def write_page(recording: Recording, path: str | os.PathLike[str], *, title: str
     page.heading("Over time")
     page.charts(_charts(recording, shown))
     page.heading("At the peak")
-    page.table(_top(recording, shown), ["bytes", "allocations", "kind", "name", "where"])
+    page.table(largest_at_peak(recording, shown, 25), ["bytes", "allocations", "kind", "name", "where"])
     return page.write(path)
 
 
@@ -121,28 +122,6 @@ def _charts(recording: Recording, shown: Picture) -> list[str]:
         ),
         *charts,
     ]
-
-
-def _top(recording: Recording, shown: Picture, count: int = 25) -> list[list[object]]:
-    """What holds most bytes at the peak, by kind, name and place."""
-    lives, rows = shown.lives, shown.lives.live_at(shown.lives.peak())
-    keys = np.stack([shown.kind[rows], lives.name[rows], lives.stack[rows]], axis=1)
-    groups, group = np.unique(keys, axis=0, return_inverse=True)
-    sizes = np.bincount(group.ravel(), lives.size[rows], len(groups))
-    counts = np.bincount(group.ravel(), minlength=len(groups))
-    table = []
-    for i in np.argsort(-sizes, kind="stable")[:count].tolist():
-        kind, name, stack = groups[i].tolist()
-        table.append(
-            [
-                amount(float(sizes[i])),
-                f"{counts[i]:,}",
-                shown.kinds[kind],
-                recording.names[name],
-                recording.place(stack),
-            ]
-        )
-    return table
 
 
 def _data(recording: Recording, shown: Picture) -> dict[str, Any]:
