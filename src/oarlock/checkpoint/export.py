@@ -71,7 +71,8 @@ def compile_export(group: str, program: ProgramEntry) -> Export:
         raise ValueError(f"group {group!r} could not be read again from what the program stores: {error}") from None
     home = {first[name]: name for name in recovered}
     ties = {name: home[first[name]] for name in specs if name not in recovered and first[name] in home}
-    if lost := [name for name in specs if name not in (recovered.keys() | ties.keys() | compiled.dropped)]:
+    known = recovered.keys() | ties.keys() | compiled.dropped
+    if lost := [name for name in specs if name not in known]:
         raise ValueError(
             f"group {group!r}: the program stores no element of {lost[0]!r}; say '{lost[0]} -> _' if that is meant"
         )
