@@ -1,15 +1,21 @@
-"""The memory pool: what an allocation and its free cost, against a best-fit core on std::map.
+"""The memory pool: what an allocation and its free cost, and how little capacity it needs beyond what is live.
 
     python benchmarks/memory.py [--quick] [--json PATH]
 
 | id           | value                                                                                             |
 |--------------|---------------------------------------------------------------------------------------------------|
 | alloc_vs_map | time of an allocation and its free in the pool / in a best-fit core on std::map and std::set      |
+| cmin_max     | smallest workable capacity / peak live bytes, the worst of the traces of memory_traces.py         |
+| cmin_geomean | the same, geometric mean                                                                          |
+| churn_103    | bytes mapped and unmapped beyond the first maps at 1.03 x peak live, pool / expandable segments   |
+| works_101    | share of the traces that the pool finishes at 1.01 x peak live                                    |
 
-Both replay the same seeded trace of a mixture-of-experts training step (weights stay; activations live from forward to
-backward; expert loads vary; temporaries are freed at once; a GPU's sizes) through a C++ program that is compiled here,
-in turns, one thread, memory simulated: no page is mapped after the first pass. Minima count. The peer is what one would
-write in an afternoon, with the pool's rules: 512-byte units, best fit, both neighbours joined on free, one lock.
+The last four are simulated: replays against models, of traces that the first run records (a minute or two) and keeps
+under build/. For the first, both cores replay the same seeded trace of a mixture-of-experts training step (weights stay;
+activations live from forward to backward; expert loads vary; temporaries are freed at once; a GPU's sizes) through a C++
+program that is compiled here, in turns, one thread, memory simulated: no page is mapped after the first pass. Minima
+count. The peer is what one would write in an afternoon, with the pool's rules: 512-byte units, best fit, both neighbours
+joined on free, one lock.
 """
 
 import argparse
@@ -22,6 +28,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import memory_headroom
 from oarlock import _native
 
 ROOT = Path(__file__).parents[1]
@@ -225,11 +232,13 @@ def alloc_row(num_steps: int, num_turns: int) -> dict[str, Any]:
 def main() -> None:
     """Measure, print a table, and write rows {figure, value, detail} if asked."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="under 50 s: fewer turns")
+    parser.add_argument(
+        "--quick", action="store_true", help="under 50 s: fewer turns, replays only if the traces are recorded already"
+    )
     parser.add_argument("--json", type=Path, metavar="PATH", help="write the rows there")
     args = parser.parse_args()
     print(f"Python {sys.version.split()[0]}, 1 thread, core {_native.library_path()}")
-    rows = [alloc_row(num_steps=2, num_turns=10 if args.quick else 40)]
+    rows = [alloc_row(num_steps=2, num_turns=10 if args.quick else 40), *memory_headroom.rows(quick=args.quick)]
     for row in rows:
         print(f"{row['figure']:22s} {row['value']:8.3f}   {row['detail']}")
     if args.json:
