@@ -1,0 +1,86 @@
+"""A plan is followed to the byte: planned peaks are measured, budgets are kept, gradients stay as they are."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from oarlock.memory import OutOfMemoryError
+from oarlock.memory.offload import Applied, HostTier, make_plan, parse_budget, profile
+
+
+class Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.gate = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.norm(x)
+        return x * torch.sigmoid(self.gate(h)) + F.dropout(self.down(F.gelu(self.up(h))), 0.1)
+
+
+@pytest.fixture
+def model() -> nn.Module:
+    return nn.Sequential(*(Block(32) for _ in range(4)))
+
+
+def make_step(model: nn.Module) -> tuple[list[Tensor], Callable[[], None]]:
+    x = torch.randn(256, 32)
+
+    def step() -> None:
+        torch.manual_seed(3)
+        model.zero_grad()
+        model(x).square().sum().backward()
+
+    step()
+    return [p.grad.clone() for p in model.parameters()], step
+
+
+@pytest.mark.parametrize("rate", [2e6, 5e7, 5e9])
+def test_measured_peaks_are_the_planned_ones_and_gradients_are_bitwise_equal(model: nn.Module, rate: float) -> None:
+    expected, step = make_step(model)
+    with HostTier(out_rate=rate, in_rate=rate) as tier:
+        measured = profile(model, step, tier=tier, min_bytes=1 << 10)
+        for share in (95, 70, 45):
+            plan = make_plan(measured, f"{share}%")
+            assert plan.peak <= plan.budget
+            with plan.apply(model, tier=tier) as run:
+                step()
+            assert all(torch.equal(p.grad, g) for p, g in zip(model.parameters(), expected, strict=True))
+            assert run.evicted_bytes == 0
+            assert run.peak == pytest.approx(plan.peak, rel=2e-3)  # tensors below min_bytes are not planned
+            assert tier.used_bytes == 0
+
+
+def test_the_cap_holds_and_the_least_budget_is_named(model: nn.Module) -> None:
+    _, step = make_step(model)
+    with HostTier(out_rate=1e8, in_rate=1e8) as tier:
+        measured = profile(model, step, tier=tier, min_bytes=1 << 10)
+        plan = make_plan(measured, "60%")
+        with Applied(model, cap=plan.budget), pytest.raises(OutOfMemoryError, match="beyond the cap of"):
+            step()
+        with Applied(model, cap=plan.budget, tier=tier, min_bytes=1 << 10) as run:
+            step()  # without a plan, what is kept leaves where the cap is reached
+        assert run.evicted_bytes > 0
+        assert run.peak <= plan.budget
+        with pytest.raises(OutOfMemoryError, match=r"at least .* of it are needed"):
+            make_plan(measured, "10%")
+        assert "sent out" in str(plan)
+        assert {row[0] for row in plan.rows()} >= {"0.down", "3.gate"}
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("60%", 600), ("1.5KiB", 1536), (7, 7), ("2 MB", 2_000_000), ("12", 12), ("0.5%", 5)]
+)
+def test_budgets_are_bytes_amounts_or_shares(text: str | int, value: int) -> None:
+    assert parse_budget(text, 1000) == value
+
+
+@pytest.mark.parametrize("text", ["60 %%", "much", "-5", 0, "5XB", ""])
+def test_other_budgets_are_refused(text: str | int) -> None:
+    with pytest.raises(ValueError, match="budget"):
+        parse_budget(text, 1000)
