@@ -1,0 +1,92 @@
+"""What is in a tensor, in a few numbers: a digest of all its bits, the largest value, how many are not finite."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import math
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from oarlock.digest import digest64, md5, sha1
+
+Algorithm = Literal["sha1", "md5", "digest64"]
+ALGORITHMS = ("sha1", "md5", "digest64")
+_FAST_BYTES = 1 << 16
+
+
+class Reader:
+    """Makes the `content` of records.
+
+    Args:
+        algorithm: of the digest; all of them cover dtype, shape and every bit. sha1 and md5 are those of
+            `oarlock.digest`, digest64 is faster on large tensors.
+        decimals: round to so many decimals first, so that runs that differ by less have equal digests. A value that
+            lies on the boundary between two roundings still differs.
+        probes: also the 2-norm and the product with fixed random signs, for `oarlock debug diff --tolerance`.
+
+    Raises:
+        ValueError: unknown algorithm.
+    """
+
+    def __init__(self, algorithm: Algorithm = "sha1", *, decimals: int | None = None, probes: bool = False) -> None:
+        if algorithm not in ALGORITHMS:
+            raise ValueError(f"digests = {algorithm!r}: choose one of {', '.join(ALGORITHMS)}")
+        self._algorithm, self._decimals, self._probes = algorithm, decimals, probes
+
+    def __call__(self, tensor: Tensor) -> dict[str, Any]:
+        """Content of a tensor; of a DTensor, of the part that is here."""
+        local = tensor.detach()
+        to_local = getattr(local, "to_local", None)
+        if to_local is not None:
+            local = to_local()
+        if local.layout != torch.strided or local.is_quantized or local.device.type == "meta":
+            return {}
+        content: dict[str, Any] = {"digest": self._digest(local)}
+        if local.dtype.is_floating_point and local.numel():
+            content |= self._numbers(local)
+        return content
+
+    def _digest(self, tensor: Tensor) -> str:
+        if self._decimals is not None and tensor.dtype.is_floating_point:
+            # Adding 0 turns -0.0, which small negative numbers round to, into 0.0.
+            tensor = torch.round(tensor.float(), decimals=self._decimals).to(tensor.dtype) + 0.0
+        if self._algorithm == "digest64":
+            return f"{digest64(tensor):016x}"
+        small = tensor.nbytes <= _FAST_BYTES and tensor.device.type == "cpu" and tensor.is_contiguous()
+        if small and (tensor.dtype in _NUMPY) and not (tensor.is_conj() or tensor.is_neg()):
+            hasher = hashlib.new(self._algorithm, _header(tensor.dtype, tensor.shape), usedforsecurity=False)
+            hasher.update(tensor.numpy().data)
+            return hasher.hexdigest()
+        return (sha1 if self._algorithm == "sha1" else md5)(tensor)
+
+    def _numbers(self, tensor: Tensor) -> dict[str, Any]:
+        values = tensor.float() if tensor.dtype.itemsize < 4 else tensor
+        largest = torch.linalg.vector_norm(values, math.inf).item()
+        numbers: dict[str, Any] = {"max_abs": largest}
+        if not math.isfinite(largest):
+            nan, inf = int(values.isnan().sum()), int(values.isinf().sum())
+            finite = values.nan_to_num(0.0, 0.0, 0.0)
+            numbers = {"max_abs": torch.linalg.vector_norm(finite, math.inf).item(), "nan": nan, "inf": inf}
+            values = finite
+        if self._probes:
+            flat = values.reshape(-1).double()
+            numbers["norm"] = torch.linalg.vector_norm(flat).item()
+            numbers["probe"] = torch.dot(flat, _signs(flat.numel(), flat.device)).item()
+        return numbers
+
+
+_NUMPY = {torch.float32, torch.float64, torch.int64, torch.int32, torch.bool, torch.uint8, torch.float16}
+
+
+@functools.lru_cache(4096)
+def _header(dtype: torch.dtype, shape: torch.Size) -> bytes:
+    return f"{str(dtype).removeprefix('torch.')}[{','.join(map(str, shape))}]\n".encode()
+
+
+@functools.lru_cache(64)
+def _signs(count: int, device: torch.device) -> Tensor:
+    generator = torch.Generator().manual_seed(count)
+    return (torch.randint(0, 2, (count,), generator=generator).double() * 2 - 1).to(device)

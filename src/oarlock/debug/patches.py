@@ -1,0 +1,84 @@
+"""What a mode of torch does not see, while a recorder is entered: calls of modules and of custom Functions.
+
+Both patches are in place from the first entered recorder to the last that is left, on any thread, also by an exception.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any
+
+from torch import nn
+from torch.autograd import Function
+from torch.overrides import _get_current_function_mode_stack
+
+_lock = threading.Lock()
+_num_entered = 0
+_original_apply: Any = None
+_original_call: Any = None
+_local = threading.local()
+
+
+def module_stack() -> list[nn.Module]:
+    """Modules that this thread is in, outermost first."""
+    try:
+        return _local.modules
+    except AttributeError:
+        _local.modules = []
+        return _local.modules
+
+
+def entered_modes(kind: type[Any]) -> list[Any]:
+    """Modes of `kind` that see what this thread does, outermost first."""
+    return [mode for mode in _get_current_function_mode_stack() if isinstance(mode, kind)]
+
+
+def install(function_call: Callable[..., Any]) -> None:
+    """Begin to note modules, and to hand calls of Functions to `function_call(cls, apply, args, kwargs)`."""
+    global _num_entered, _original_apply, _original_call
+    with _lock:
+        _num_entered += 1
+        if _num_entered > 1:
+            return
+        original_apply = _original_apply = Function.__dict__["apply"]
+        original_call = _original_call = nn.Module.__call__
+
+        def apply(cls: type[Function], *args: Any, **kwargs: Any) -> Any:
+            return function_call(cls, original_apply.__get__(None, cls), args, kwargs)
+
+        def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            try:
+                modules = _local.modules
+            except AttributeError:
+                modules = module_stack()
+            modules.append(self)
+            try:
+                return original_call(self, *args, **kwargs)
+            finally:
+                modules.pop()
+
+        Function.apply = classmethod(apply)  # type: ignore[assignment, method-assign]
+        nn.Module.__call__ = call
+
+
+def uninstall() -> None:
+    """The end of one `install`."""
+    global _num_entered
+    with _lock:
+        _num_entered -= 1
+        if _num_entered == 0:
+            Function.apply = _original_apply
+            nn.Module.__call__ = _original_call
+
+
+def undispatched(function: Any) -> Any:
+    """A function of torch written in Python, without its question whether a mode wants to see the call.
+
+    The engine must run while the modes are entered, or they would not see what custom backwards do.
+    """
+    names = {**function.__globals__, "has_torch_function": lambda _: False, "has_torch_function_unary": lambda _: False}
+    copy = FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy

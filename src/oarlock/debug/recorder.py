@@ -1,0 +1,557 @@
+"""The one recorder under every view: sees each call of torch's API, names it, its tensors and its nodes.
+
+A mode of torch sits above autograd: API, arguments and the new node of the backward graph are seen in one place. The
+name of a call is kept in its node's `metadata`, which lives exactly as long as the node.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import BackwardCFunction
+from torch.overrides import TorchFunctionMode
+
+from oarlock.debug import patches
+from oarlock.debug.names import Api, Value, api_of, call_name, new_value, tensors_in
+from oarlock.debug.patches import entered_modes, module_stack, undispatched
+from oarlock.stacks import StackTable
+
+# The node whose backward runs on this thread; a torch without it tells no recomputation from a forward pass.
+current_node: Callable[[], Any] = getattr(torch._C, "_current_autograd_node", lambda: None)
+_engine_backward = undispatched(torch.autograd.backward)
+_engine_grad = undispatched(torch.autograd.grad)
+_SWEEP = 4096
+
+
+class Call(NamedTuple):
+    """One call of torch's API, or of a custom Function."""
+
+    api: str
+    number: int
+    module: str
+    phase: str
+    step: int
+    thread: int
+    stack: int
+    depth: int
+    """How many custom Functions it is in."""
+    parent: str
+    """The innermost of them."""
+    unseen: bool
+    """Known from its node only."""
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+
+    @property
+    def name(self) -> str:
+        """Unique in the run."""
+        return call_name(self.module, self.api, self.number)
+
+
+class Mark(NamedTuple):
+    """What a recorder keeps in a node's metadata: the call that made it, and those of its results that have it."""
+
+    call: Call
+    node: str
+    """Its name in torch."""
+    values: tuple[Value | None, ...]
+    """By number of the node's output, as far as it is known."""
+
+
+class _Thread:
+    """Where a thread is."""
+
+    __slots__ = ("engines", "functions", "ident", "modules")
+
+    def __init__(self) -> None:
+        self.modules = module_stack()
+        self.functions: list[Call] = []
+        self.engines: list[bool] = []  # whether the running backward builds a graph
+        self.ident = threading.get_ident()
+
+
+class Recorder(TorchFunctionMode):
+    """Names what happens while it is entered; views are made of it by overriding `on_...`.
+
+    Args:
+        model: whose modules and parameters have their names; other modules are named by their classes.
+        stacks: keep where in the program each call was made.
+        nodes: also call `on_node` for each node of the backward graph that runs.
+    """
+
+    def __init__(self, model: nn.Module | None = None, *, stacks: bool = False, nodes: bool = False) -> None:
+        super().__init__()
+        self.model = model
+        self.stacks = StackTable() if stacks else None
+        self.nodes = nodes
+        self.step_number = 0
+        self._key = f"oarlock.debug.{id(self)}"
+        self._apis: dict[Any, Api] = {}
+        self._counts: dict[str, int] = {}
+        self._known: dict[int, tuple[weakref.ref[Tensor], Value]] = {}
+        self._sweep_at = _SWEEP
+        self._paths: dict[int, str] = {}
+        self._local = threading.local()
+        self._num_entered = 0
+        # Whether a view wants to know before a call, and its tensors.
+        self._watches_calls = type(self).on_begin is not Recorder.on_begin
+
+    # ---------------------------------------------------------------------------------------------------- views
+
+    def on_begin(self, call: Call, arguments: list[Tensor]) -> Any:
+        """Before a call, whose outputs are not known yet. What it returns is given to `on_call`."""
+
+    def on_call(self, call: Call, results: Sequence[Tensor], begun: Any) -> None:
+        """After a call; `results` are left out unless `on_begin` is overridden."""
+
+    def on_error(self, call: Call, error: BaseException) -> None:
+        """A call raises."""
+
+    def on_node_begin(self, mark: Mark, node: Any, gradients: tuple[Tensor | None, ...]) -> None:
+        """Before a node of the backward graph runs, with the gradients of its call's outputs."""
+
+    def on_node(self, mark: Mark, node: Any, to: Any, came: Any) -> None:
+        """After it has run: gradients of its inputs and of its outputs."""
+
+    def around_backward(self) -> AbstractContextManager[object]:
+        """Held while the engine runs."""
+        return nullcontext()
+
+    # -------------------------------------------------------------------------------------------------- entering
+
+    def __enter__(self) -> Self:
+        if self._num_entered == 0:
+            patches.install(_function_call)
+            self._name_model()
+        self._num_entered += 1
+        super().__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        super().__exit__(kind, error, trace)
+        self._num_entered -= 1
+        if self._num_entered == 0:
+            patches.uninstall()
+            self._known.clear()
+
+    @contextmanager
+    def on_this_thread(self) -> Iterator[None]:
+        """Also record what another thread does in the block; a recorder sees the thread that entered it only."""
+        with self:
+            yield
+
+    def step(self) -> None:
+        """Begin the next iteration: records carry its number from now on."""
+        self.step_number += 1
+
+    def _name_model(self) -> None:
+        if self.model is None:
+            return
+        self._paths = {id(module): path for path, module in self.model.named_modules()}
+        for name, tensor in [*self.model.named_parameters(), *self.model.named_buffers()]:
+            self.name(tensor, name)
+
+    def name(self, tensor: Tensor, name: str) -> None:
+        """Call a tensor `name` in all records from now on, as parameters are."""
+        self._keep(tensor, new_value((name, "", 0, -1, tensor.shape, tensor.dtype, tensor.requires_grad)))
+
+    # --------------------------------------------------------------------------------------------------- the mode
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        api = self._apis.get(func)
+        if api is None:
+            api = self._apis[func] = api_of(func)
+        if self._watches_calls or not api.is_plain or (kwargs and kwargs.get("out") is not None):
+            return self._any_call(api, func, args, kwargs or {})
+        # What follows is the same as `_any_call` for the common case, without a function call of its own: it is most of
+        # what a recorder costs.
+        known, inputs = self._known, []
+        for argument in args:
+            if isinstance(argument, Tensor):
+                entry = known.get(id(argument))
+                value = entry[1] if entry is not None and entry[0]() is argument else self.value_of(argument)
+                inputs.append(value)
+            elif isinstance(argument, (list, tuple)):
+                found: list[Tensor] = []
+                tensors_in(argument, found)
+                inputs += map(self.value_of, found)
+        if kwargs:
+            inputs += [self.value_of(value) for value in kwargs.values() if isinstance(value, Tensor)]
+            result = func(*args, **kwargs)
+        else:
+            result = func(*args)
+        if not isinstance(result, Tensor):
+            return self._record_results(api.name, inputs, result)
+        entry = known.get(id(result))
+        if entry is not None and entry[0]() is result:
+            return result  # as it came
+        try:
+            thread = self._local.thread
+        except AttributeError:
+            thread = self._local.thread = _Thread()
+        if thread.functions or thread.engines or not thread.modules:
+            where = self._where(thread)
+            if where is None:
+                return result
+            module, phase = where
+        else:
+            module, phase = self._paths.get(id(thread.modules[-1])), "forward"
+            if module is None:
+                module = self._path(thread.modules)
+        name = api.name
+        number = self._counts[name] = self._counts.get(name, 0) + 1
+        node = result.grad_fn
+        value = new_value((module, name, number, -1, result.shape, result.dtype, node is not None))
+        known[id(result)] = (weakref.ref(result), value)
+        stack = 0 if self.stacks is None else self.stacks.capture(2)
+        depth, parent = (len(thread.functions), thread.functions[-1].name) if thread.functions else (0, "")
+        fields = (name, number, module, phase, self.step_number, thread.ident, stack, depth, parent, False)
+        call = tuple.__new__(Call, (*fields, tuple(inputs), (value,)))
+        if node is not None:
+            self._mark(call, node, result.output_nr, value)
+        self.on_call(call, (), None)
+        if len(known) > self._sweep_at:
+            self._sweep()
+        return result
+
+    def _any_call(self, api: Api, func: Any, args: Any, kwargs: Any) -> Any:
+        if not api.name:
+            return func(*args, **kwargs)
+        if api.name == "grad" and not api.is_plain:
+            if api.is_engine:
+                return self._run_engine(func, args, kwargs)
+            return self._gradient_of(args[0], func(*args, **kwargs))
+        if api.is_engine:
+            return self._run_engine(func, args, kwargs)
+        arguments: list[Tensor] = []
+        tensors_in(args, arguments)
+        if kwargs:
+            tensors_in(kwargs, arguments)
+        begun = self._begin(api.name, arguments, 2)
+        if begun is None:
+            return func(*args, **kwargs)
+        try:
+            result = func(*args, **kwargs)
+        except Exception as error:
+            if not _is_early_stop(error):
+                self.on_error(begun[0], error)
+            raise
+        results: list[Tensor] = []
+        tensors_in(result, results)
+        if api.writes and args and not results:
+            tensors_in(args[0], results)
+        for place in api.written:
+            written = kwargs.get(place) if isinstance(place, str) else args[place] if place < len(args) else None
+            tensors_in(written, results)
+        self._end(*begun, results, arguments, bool(api.writes or api.written or "out" in kwargs))
+        return result
+
+    def _record_results(self, api: str, inputs: list[Value], result: Any) -> Any:
+        results: list[Tensor] = []
+        tensors_in(result, results)
+        begun = self._begin(api, [], 3) if results else None
+        if begun is not None:
+            self._end(begun[0]._replace(inputs=tuple(inputs)), None, results, [], False)
+        return result
+
+    def _gradient_of(self, tensor: Tensor, gradient: Tensor | None) -> Tensor | None:
+        if gradient is not None:
+            known = self._known.get(id(gradient))
+            if known is None or known[0]() is not gradient:
+                self.name(gradient, f"{self.value_of(tensor).name}@grad")
+        return gradient
+
+    def _where(self, thread: _Thread) -> tuple[str, str] | None:
+        """Module and phase of what happens now; None for the engine's own preparations."""
+        node, modules = current_node(), thread.modules
+        if node is None:
+            return None if thread.engines else (self._path(modules) if modules else "", "forward")
+        builds = bool(thread.engines and thread.engines[-1])
+        phase = "recompute" if torch.is_grad_enabled() and not builds else "backward"
+        if modules:
+            return self._path(modules), phase
+        mark = self.mark_of(node)
+        return ("" if mark is None else mark.call.module), phase
+
+    def _thread(self) -> _Thread:
+        try:
+            return self._local.thread
+        except AttributeError:
+            self._local.thread = _Thread()
+            return self._local.thread
+
+    def _begin(self, api: str, arguments: list[Tensor], skip: int) -> tuple[Call, Any] | None:
+        """The record of a call that is about to happen, and what `on_begin` returned.
+
+        None for what is not the program's own doing.
+        """
+        thread = self._thread()
+        where = self._where(thread)
+        if where is None:
+            return None
+        number = self._counts[api] = self._counts.get(api, 0) + 1
+        functions = thread.functions
+        parent = functions[-1].name if functions else ""
+        stack = self.stacks.capture(skip + 1) if self.stacks is not None else 0
+        inputs = tuple([self.value_of(argument) for argument in arguments])
+        about = (api, number, where[0], where[1], self.step_number, thread.ident, stack, len(functions), parent)
+        call = Call(*about, False, inputs, ())
+        return call, self.on_begin(call, arguments)
+
+    def _end(self, call: Call, begun: Any, results: list[Tensor], arguments: list[Tensor], writes: bool) -> None:
+        if not results:
+            return
+        single = len(results) == 1
+        values = []
+        for i, result in enumerate(results):
+            known = self._known.get(id(result))
+            if known is not None and known[0]() is result and (not writes or not known[1].api):
+                values.append(known[1])  # returned as it came; or written, but a parameter keeps its name
+                continue
+            fields = (call.module, call.api, call.number, -1 if single else i, result.shape, result.dtype)
+            value = new_value((*fields, result.requires_grad))
+            self._keep(result, value)
+            values.append(value)
+        call = call._replace(outputs=tuple(values))
+        if not writes and all(any(result is argument for argument in arguments) for result in results):
+            return  # nothing was computed
+        for result, value in zip(results, values, strict=True):
+            node = result.grad_fn
+            if node is not None:
+                self._mark(call, node, result.output_nr, value)
+                if writes and result._base is not None and result._base.grad_fn is not None:
+                    self._mark(call, result._base.grad_fn, result._base.output_nr, value)
+        self.on_call(call, results, begun)
+
+    def _mark(self, call: Call, node: Any, number: int, value: Value) -> None:
+        metadata = node.metadata
+        mark = metadata.get(self._key)
+        if mark is None:
+            values = (value,) if number == 0 else (None,) * number + (value,)
+            mark = metadata[self._key] = tuple.__new__(Mark, (call, type(node).__name__, values))
+            if self.nodes:
+                self._watch(node, mark)
+        elif mark.call.number == call.number and mark.call.api == call.api and number >= len(mark.values):
+            values = mark.values + (None,) * (number - len(mark.values)) + (value,)
+            metadata[self._key] = mark._replace(values=values)
+
+    def _watch(self, node: Any, mark: Mark) -> None:
+        """Have `on_node` called when the node runs."""
+        node.register_prehook(self._node_begins)
+        node.register_hook(self._node_ends)
+
+    def _path(self, modules: list[nn.Module]) -> str:
+        path = self._paths.get(id(modules[-1]))
+        if path is not None:
+            return path
+        names: list[str] = []
+        for module in reversed(modules):
+            path = self._paths.get(id(module))
+            if path is not None:
+                return ".".join(filter(None, [path, *reversed(names)]))
+            names.append(type(module).__name__)
+        return ".".join(reversed(names))
+
+    # --------------------------------------------------------------------------------------------------- tensors
+
+    def value_of(self, tensor: Tensor) -> Value:
+        """What the records call a tensor; one that nothing recorded has made is an `input`."""
+        known = self._known.get(id(tensor))
+        if known is not None and known[0]() is tensor:
+            return known[1]
+        node = tensor.grad_fn
+        if node is not None:
+            return self._value_from(node, tensor)
+        number = self._counts["input"] = self._counts.get("input", 0) + 1
+        value = new_value(("", "input", number, -1, tensor.shape, tensor.dtype, tensor.requires_grad))
+        self._keep(tensor, value)
+        return value
+
+    def _value_from(self, node: Any, tensor: Tensor) -> Value:
+        """Of a tensor that only its node of the backward graph tells of.
+
+        The call was not seen: it went through a Function's `apply` taken before, or through C++, or was made outside.
+        """
+        number, mark = tensor.output_nr, node.metadata.get(self._key)
+        if mark is not None and number < len(mark.values) and mark.values[number] is not None:
+            value = mark.values[number]
+            self._keep(tensor, value)
+            return value
+        call = self._unseen(node) if mark is None else mark.call
+        index = -1 if number == 0 and mark is None else number
+        fields = (call.module, call.api, call.number, index, tensor.shape, tensor.dtype, True)
+        value = new_value(fields)
+        self._keep(tensor, value)
+        call = call._replace(outputs=(*call.outputs, value))
+        self._mark(call, node, number, value)
+        if mark is None:
+            self.on_call(call, [tensor], None)
+        return value
+
+    def _unseen(self, node: Any) -> Call:
+        api = node.name().removesuffix("0").removesuffix("Backward")
+        thread = self._thread()
+        marks = (self.mark_of(other) for other, _ in node.next_functions if other is not None)
+        paths = [self._path(thread.modules), *(mark.call.module for mark in marks if mark is not None)]
+        module = _common_path(paths)
+        number = self._counts[api] = self._counts.get(api, 0) + 1
+        inputs = tuple(filter(None, (self.value_at(edge) for edge in node.next_functions)))
+        return Call(api, number, module, "forward", self.step_number, thread.ident, 0, 0, "", True, inputs, ())
+
+    def value_at(self, edge: tuple[Any, int]) -> Value | None:
+        """The tensor whose gradient leaves along an edge of the backward graph."""
+        node, number = edge
+        for _ in range(8):  # nodes that torch made beside the call's own, such as the transposition in a linear layer
+            if node is None:
+                return None
+            mark = node.metadata.get(self._key)
+            if mark is not None:
+                return mark.values[number] if number < len(mark.values) else None
+            variable = getattr(node, "variable", None)
+            if variable is not None:
+                return self.value_of(variable)
+            if not node.next_functions:
+                return None
+            node, number = node.next_functions[0]
+        return None
+
+    def _keep(self, tensor: Tensor, value: Value) -> None:
+        self._known[id(tensor)] = (weakref.ref(tensor), value)
+        if len(self._known) > self._sweep_at:
+            self._sweep()
+
+    def _sweep(self) -> None:
+        """Forget tensors that are gone."""
+        for key, (ref, _) in list(self._known.items()):
+            if ref() is None:
+                del self._known[key]
+        self._sweep_at = 2 * len(self._known) + _SWEEP
+
+    # -------------------------------------------------------------------------------------------------- backward
+
+    def _run_engine(self, func: Any, args: Any, kwargs: Any) -> Any:
+        modes = [*entered_modes(Recorder), self]
+        kwargs = dict(kwargs)
+        if func is torch.autograd.grad:
+            run = _engine_grad
+        else:
+            run = _engine_backward
+            if func is torch.Tensor.backward:
+                args, kwargs = _as_function(*args, **kwargs)
+        creates = bool(kwargs.get("create_graph", False))
+        with ExitStack() as contexts:
+            TorchFunctionMode.__enter__(self)
+            contexts.callback(TorchFunctionMode.__exit__, self, None, None, None)
+            for mode in modes:
+                contexts.enter_context(mode._in_engine(creates))
+                contexts.enter_context(mode.around_backward())
+            return run(*args, **kwargs)
+
+    @contextmanager
+    def _in_engine(self, creates_graph: bool) -> Iterator[None]:
+        engines = self._thread().engines
+        engines.append(creates_graph)
+        try:
+            yield
+        finally:
+            engines.pop()
+
+    def mark_of(self, node: Any) -> Mark | None:
+        """What made a node of the backward graph; None if that was not recorded."""
+        return node.metadata.get(self._key)
+
+    def _node_begins(self, gradients: tuple[Tensor | None, ...]) -> None:
+        node = current_node()
+        mark = node.metadata.get(self._key)
+        if mark is not None:
+            with torch._C.DisableTorchFunction():  # what views compute is not the program's doing
+                if isinstance(node, BackwardCFunction):
+                    self._name_gradients(mark, gradients)
+                self.on_node_begin(mark, node, gradients)
+
+    def _node_ends(self, to: tuple[Tensor | None, ...], came: tuple[Tensor | None, ...]) -> None:
+        node = current_node()
+        mark = node.metadata.get(self._key)
+        if mark is not None:
+            with torch._C.DisableTorchFunction():
+                self.on_node(mark, node, to, came)
+
+    def _name_gradients(self, mark: Mark, gradients: tuple[Tensor | None, ...]) -> None:
+        """So that what the backward of a custom Function computes starts from known names."""
+        for i, gradient in enumerate(gradients):
+            if gradient is not None:
+                self.name(gradient, gradient_name(mark, i))
+
+    # -------------------------------------------------------------------------------------------------- Functions
+
+    def _call_function(self, cls: type[Any], run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        arguments: list[Tensor] = []
+        tensors_in(args, arguments)
+        with torch._C.DisableTorchFunction():
+            begun = self._begin(cls.__name__, arguments, 3)
+        if begun is None:
+            return run(*args, **kwargs)
+        functions = self._thread().functions
+        functions.append(begun[0])
+        try:
+            result = run(*args, **kwargs)
+        except Exception as error:
+            if not _is_early_stop(error):
+                self.on_error(begun[0], error)
+            raise
+        finally:
+            functions.pop()
+        results: list[Tensor] = []
+        tensors_in(result, results)
+        with torch._C.DisableTorchFunction():
+            self._end(*begun, results, arguments, False)
+        return result
+
+
+def gradient_name(mark: Mark, number: int) -> str:
+    """Of the gradient with respect to an output of a node."""
+    value = mark.values[number] if number < len(mark.values) else None
+    return f"{mark.call.name}_out{number}@grad" if value is None else f"{value.name}@grad"
+
+
+def _common_path(paths: list[str]) -> str:
+    """The innermost module that holds all of them."""
+    common = []
+    for names in zip(*(path.split(".") for path in paths), strict=False):
+        if len(set(names)) > 1:
+            break
+        common.append(names[0])
+    return ".".join(common)
+
+
+def _is_early_stop(error: Exception) -> bool:
+    """Whether torch's checkpointing leaves a recomputation that has made all that it is for."""
+    return type(error).__name__ == "_StopRecomputationError"
+
+
+def _as_function(
+    tensor: Tensor, gradient: Any = None, retain_graph: Any = None, create_graph: bool = False, inputs: Any = None
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments of `torch.autograd.backward` for those of `Tensor.backward`."""
+    more = {"retain_graph": retain_graph, "create_graph": create_graph, "inputs": inputs}
+    return (tensor, gradient), more
+
+
+def _function_call(cls: type[Any], run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """A call of a custom Function, through every recorder that sees this thread."""
+    for recorder in entered_modes(Recorder):
+        run = _through(recorder, cls, run)
+    return run(*args, **kwargs)
+
+
+def _through(recorder: Recorder, cls: type[Any], run: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *args, **kwargs: recorder._call_function(cls, run, args, kwargs)
