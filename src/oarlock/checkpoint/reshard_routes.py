@@ -7,7 +7,7 @@ share these out among the holders in the same way, and each then asks the sender
 import json
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -43,6 +43,8 @@ class Routes:
     """Phase -> peer -> messages."""
     traffic: Sequence[Sequence[int]]
     """[sender][receiver] -> bytes."""
+    _staging: dict[str, Tensor] = field(default_factory=dict)
+    """Kept between rounds and runs: fresh pages cost more than what is written into them."""
 
     @torch.no_grad()
     def run(self, ranks: Ranks, phase: int, failure: str) -> None:
@@ -68,8 +70,10 @@ class Routes:
         num_rounds = max(map(len, (*outgoing.values(), *incoming.values())), default=0)
         device = ranks.device if num_rounds else torch.device("cpu")
         for number in range(num_rounds):
-            sends = _Round({peer: m[number] for peer, m in outgoing.items() if number < len(m)}, device)
-            receives = _Round({peer: m[number] for peer, m in incoming.items() if number < len(m)}, device)
+            sends, receives = (
+                _Round({peer: m[number] for peer, m in messages.items() if number < len(m)}, device, staging)
+                for messages, staging in ((outgoing, self._staged("sent")), (incoming, self._staged("received")))
+            )
             _keep(failures, sends.pack)
             works = ranks.start(sends.buffers, receives.buffers)
             if number == 0:
@@ -79,6 +83,15 @@ class Routes:
             _keep(failures, receives.unpack)
         if not num_rounds:
             _keep(failures, lambda: self._copy(phase))
+
+    def _staged(self, what: str) -> Callable[[int, torch.device], Tensor]:
+        def staging(num_bytes: int, device: torch.device) -> Tensor:
+            if what not in self._staging or len(self._staging[what]) < num_bytes:
+                self._staging.pop(what, None)  # before there are two
+                self._staging[what] = torch.empty(num_bytes, dtype=torch.uint8, device=device)
+            return self._staging[what]
+
+        return staging
 
     def _copy(self, phase: int) -> None:
         for use, source, origin in self.local.get(phase, ()):
@@ -99,7 +112,12 @@ def _keep(failures: list[BaseException], action: Callable[[], None]) -> None:
 class _Round:
     """One message from or to each peer: memory for it, part of one staging buffer unless it can be used in place."""
 
-    def __init__(self, messages: Mapping[int, Sequence[Any]], device: torch.device) -> None:
+    def __init__(
+        self,
+        messages: Mapping[int, Sequence[Any]],
+        device: torch.device,
+        staging: Callable[[int, torch.device], Tensor],
+    ) -> None:
         self.buffers: dict[int, Tensor] = {}
         self._staged: list[tuple[Any, Tensor]] = []
         starts, total = {}, 0
@@ -110,14 +128,14 @@ class _Round:
             else:
                 starts[peer] = total
                 total += -(-sum(part.num_bytes for part in parts) // _ALIGNMENT) * _ALIGNMENT
-        staging = torch.empty(total, dtype=torch.uint8, device=device)
+        memory = staging(total, device)
         for peer, start in starts.items():
             place = start
             for part in messages[peer]:
-                data = staging[place : place + part.num_bytes]
+                data = memory[place : place + part.num_bytes]
                 self._staged.append((part, data.view(part.wire).view(part.box.size)))
                 place += part.num_bytes
-            self.buffers[peer] = staging[start:place]
+            self.buffers[peer] = memory[start:place]
 
     def pack(self) -> None:
         """Fill what is not sent in place."""

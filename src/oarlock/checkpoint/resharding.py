@@ -63,7 +63,7 @@ class ReshardReport:
 class ReshardPlan:
     """Who sends what to whom, to be run as often as the sources change; made by plan_reshard.
 
-    It keeps the tensors that it was made for: they are read and written where they lie.
+    It keeps the tensors that it was made for: they are read and written where they lie. It also keeps its staging.
     """
 
     report: ReshardReport
