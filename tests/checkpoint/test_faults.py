@@ -1,8 +1,11 @@
 """Odd tensors, full disks and foreign files: right or refused, and never half done."""
 
+import contextlib
+import gc
 import json
 import os
 import subprocess
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -201,6 +204,24 @@ def test_another_default_device(tmp_path: Path, options: dict[str, Any]) -> None
     assert torch.equal(target[:, :3], w.T)
     assert torch.equal(tied, w[:2, :2])
     assert torch.equal(part.view(3, 4), w)
+
+
+@pytest.mark.parametrize("shape", [(3, 4), (4, 3)])
+@pytest.mark.parametrize("aoa", [None, "w -> x"])
+def test_a_load_keeps_no_destination(tmp_path: Path, aoa: str | None, shape: tuple[int, int]) -> None:
+    """Whether it succeeds or not, the tensor is free without the garbage collector."""
+    saved = load_checkpoint(save_checkpoint(tmp_path, 1, tensors={"m": {"w": torch.ones(3, 4)}}), verify="read")
+    found = torch.zeros(shape)
+    alive = weakref.ref(found)
+    gc.collect()
+    gc.disable()
+    try:
+        with contextlib.suppress(CheckpointError, ValueError):
+            saved.load("m", {"x" if aoa else "w": found}, aoa=aoa)
+        del found
+        assert alive() is None
+    finally:
+        gc.enable()
 
 
 def test_more_than_two_to_the_32_elements(tmp_path: Path) -> None:
