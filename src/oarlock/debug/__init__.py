@@ -1,6 +1,22 @@
 """Debugging one can read: what a model did, by names that join its calls, tensors, gradients and backward nodes."""
 
 from oarlock.debug.diff import Difference, Report, compare
+from oarlock.debug.errors import Errors, errors
+from oarlock.debug.nonfinite import Finding, NonFinite, find_nonfinite
+from oarlock.debug.recorder import Recorder
 from oarlock.debug.trace import Trace, read_records, trace
 
-__all__ = ["Difference", "Report", "Trace", "compare", "read_records", "trace"]
+__all__ = [
+    "Difference",
+    "Errors",
+    "Finding",
+    "NonFinite",
+    "Recorder",
+    "Report",
+    "Trace",
+    "compare",
+    "errors",
+    "find_nonfinite",
+    "read_records",
+    "trace",
+]

@@ -111,6 +111,9 @@ class Recorder(TorchFunctionMode):
     def on_call(self, call: Call, results: Sequence[Tensor], begun: Any) -> None:
         """After a call; `results` are left out unless `on_begin` is overridden."""
 
+    def on_write(self, call: Call, tensor: Tensor, before: Value | None) -> None:
+        """A call writes into a tensor, which records have called `before`."""
+
     def on_error(self, call: Call, error: BaseException) -> None:
         """A call raises."""
 
@@ -129,7 +132,8 @@ class Recorder(TorchFunctionMode):
     def __enter__(self) -> Self:
         if self._num_entered == 0:
             patches.install(_function_call)
-            self._name_model()
+            if self.model is not None and not self._paths:
+                self._name_model(self.model)
         self._num_entered += 1
         super().__enter__()
         return self
@@ -141,7 +145,6 @@ class Recorder(TorchFunctionMode):
         self._num_entered -= 1
         if self._num_entered == 0:
             patches.uninstall()
-            self._known.clear()
 
     @contextmanager
     def on_this_thread(self) -> Iterator[None]:
@@ -153,11 +156,9 @@ class Recorder(TorchFunctionMode):
         """Begin the next iteration: records carry its number from now on."""
         self.step_number += 1
 
-    def _name_model(self) -> None:
-        if self.model is None:
-            return
-        self._paths = {id(module): path for path, module in self.model.named_modules()}
-        for name, tensor in [*self.model.named_parameters(), *self.model.named_buffers()]:
+    def _name_model(self, model: nn.Module) -> None:
+        self._paths = {id(module): path for path, module in model.named_modules()}
+        for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
             self.name(tensor, name)
 
     def name(self, tensor: Tensor, name: str) -> None:
@@ -314,8 +315,11 @@ class Recorder(TorchFunctionMode):
         values = []
         for i, result in enumerate(results):
             known = self._known.get(id(result))
-            if known is not None and known[0]() is result and (not writes or not known[1].api):
-                values.append(known[1])  # returned as it came; or written, but a parameter keeps its name
+            before = known[1] if known is not None and known[0]() is result else None
+            if writes:
+                self.on_write(call, result, before)
+            if before is not None and (not writes or not before.api):
+                values.append(before)  # returned as it came; or written, but a parameter keeps its name
                 continue
             fields = (call.module, call.api, call.number, -1 if single else i, result.shape, result.dtype)
             value = new_value((*fields, result.requires_grad))

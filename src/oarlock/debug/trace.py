@@ -97,8 +97,10 @@ class Trace(Recorder):
     def __enter__(self) -> Trace:
         if self._num_entered == 0 and self.dir is not None:
             self.dir.mkdir(parents=True, exist_ok=True)
-            self._file = open(self._file_of("trace"), "w", encoding="utf-8")
-            self._file.write(json.dumps(self._header()) + "\n")
+            again = self._file_of("trace").exists()
+            self._file = open(self._file_of("trace"), "a", encoding="utf-8")
+            if not again:
+                self._file.write(json.dumps(self._header()) + "\n")
         return super().__enter__()
 
     def __exit__(
