@@ -11,11 +11,11 @@
 | works_101    | share of the traces that the pool finishes at 1.01 x peak live                                    |
 
 The last four are simulated: replays against models, of traces that the first run records (a minute or two) and keeps
-under build/. For the first, both cores replay the same seeded trace of a mixture-of-experts training step (weights stay;
-activations live from forward to backward; expert loads vary; temporaries are freed at once; a GPU's sizes) through a C++
-program that is compiled here, in turns, one thread, memory simulated: no page is mapped after the first pass. Minima
-count. The peer is what one would write in an afternoon, with the pool's rules: 512-byte units, best fit, both neighbours
-joined on free, one lock.
+under build/. For the first, both cores replay the same seeded trace of a mixture-of-experts training step (weights
+stay; activations live from forward to backward; expert loads vary; temporaries are freed at once; a GPU's sizes)
+through a C++ program that is compiled here, in turns, one thread, memory simulated: no page is mapped after the first
+pass. Minima count. The peer is what one would write in an afternoon, with the pool's rules: 512-byte units, best fit,
+both neighbours joined on free, one lock.
 """
 
 import argparse

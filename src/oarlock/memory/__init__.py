@@ -1,5 +1,6 @@
 """Device memory that defragments itself, and what happens to memory, told."""
 
+from oarlock.memory.cuda_allocator import use_pool_for_cuda
 from oarlock.memory.events import Recording
 from oarlock.memory.export import SUFFIXES, write
 from oarlock.memory.pool import Block, DriverError, OutOfMemoryError, Pool, PoolStats, is_out_of_memory
@@ -41,6 +42,7 @@ __all__ = [
     "region",
     "replay",
     "span",
+    "use_pool_for_cuda",
     "window",
     "write",
 ]

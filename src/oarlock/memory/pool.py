@@ -292,6 +292,15 @@ class Pool:
         self._call("oarlock_pool_set_pressure", self._handle, pressure, None)
         self._callback = pressure  # the core holds no reference
 
+    def serve_torch(self, device: int) -> None:
+        """Has the functions ``oarlock_torch_*`` of the C++ core, which torch's allocators call, use this pool.
+
+        Raises:
+            ValueError: another pool serves that device, or it is not between 0 and 63.
+        """
+        if self._library.oarlock_torch_attach(device, self._handle):
+            raise ValueError(f"device {device} is served by another pool, or is not between 0 and 63")
+
     def dlpack(self, addr: int, num_bytes: int) -> int:
         """Address of a ``DLManagedTensor`` of ``num_bytes`` bytes whose deleter frees the allocation (host memory)."""
         managed = ctypes.c_void_p()
