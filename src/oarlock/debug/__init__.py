@@ -2,14 +2,18 @@
 
 from oarlock.debug.diff import Difference, Report, compare
 from oarlock.debug.errors import Errors, errors
+from oarlock.debug.graph import Edge, Graph, Node, graph_of
 from oarlock.debug.nonfinite import Finding, NonFinite, find_nonfinite
 from oarlock.debug.recorder import Recorder
 from oarlock.debug.trace import Trace, read_records, trace
 
 __all__ = [
     "Difference",
+    "Edge",
     "Errors",
     "Finding",
+    "Graph",
+    "Node",
     "NonFinite",
     "Recorder",
     "Report",
@@ -17,6 +21,7 @@ __all__ = [
     "compare",
     "errors",
     "find_nonfinite",
+    "graph_of",
     "read_records",
     "trace",
 ]

@@ -20,13 +20,14 @@ from functools import partial
 from itertools import repeat
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 
 from oarlock.debug.content import Algorithm, Reader
+from oarlock.debug.graph import Graph, graph_of
 from oarlock.debug.names import Value
 from oarlock.debug.recorder import Call, Mark, Recorder, gradient_name
 from oarlock.ranks import Ranks
@@ -217,6 +218,11 @@ class Trace(Recorder):
             self._flush()
             self._file.flush()
         return read_records(self._file_of("trace"))
+
+    def graph(self, *, step: int = 0, only: Literal["forward", "backward"] | None = None) -> Graph:
+        """The graph of one iteration; see `graph_of`."""
+        stacks = {} if self.stacks is None else {line["stack"]: line["frames"] for line in self._stack_lines()}
+        return graph_of(self.records, step=step, only=only, stacks=stacks)
 
     def _stack_lines(self) -> Iterable[dict[str, Any]]:
         assert self.stacks is not None
