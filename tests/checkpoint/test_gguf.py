@@ -1,5 +1,6 @@
 """GGUF files: every type against the package `gguf`, any box of them, and clear errors for malformed files."""
 
+import json
 import re
 import struct
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from oarlock.checkpoint import CheckpointError, Shard, open_tensors
 from oarlock.checkpoint.gguf import open_gguf
 from oarlock.checkpoint.gguf_blocks import BLOCKS, BlockType
 from oarlock.checkpoint.gguf_header import GgufHeader
+from oarlock.cli.main import main
 
 RNG = np.random.default_rng(0)
 
@@ -90,6 +92,20 @@ def test_bfloat16(tmp_path: Path) -> None:
     packed = values.view(torch.uint8).numpy()
     path = write(tmp_path / "m.gguf", {"w": packed}, {"w": GGMLQuantizationType.BF16})
     assert torch.equal(open_tensors(path).read()["w"], values)
+
+
+def test_inspect_tells_what_a_tensor_is_computed_from(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    packed = {"w": random_blocks(BLOCKS[12], 4, 512), "v": np.zeros((2, 3), np.float32)}
+    path = write(tmp_path / "m.gguf", packed, {"w": GGMLQuantizationType.Q4_K})
+    assert main(["inspect", str(path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert {t["name"]: (t["dtype"], t["computed_from"], t["shape"]) for t in found["tensors"]} == {
+        "w": ("float32", "Q4_K", [4, 512]),
+        "v": ("float32", None, [2, 3]),
+    }
+    assert found["files"] == {"m.gguf": 4 * 2 * 144 + 24}
+    assert main(["inspect", str(path)]) == 0
+    assert "float32 of Q4_K" in capsys.readouterr().out
 
 
 @given(st.data())
