@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 from oarlock.attention.context_parallel import LEAST_CHUNK
 from oarlock.memory import SUFFIXES
+from oarlock.memory.offload import parse_budget
 from oarlock.train.data.corpus import CorpusConfig
 from oarlock.train.limits import check_limits
 
@@ -31,6 +32,7 @@ _PATHS = (
     "data.cache",
     "train.out",
     "memory.record",
+    "memory.tier",
 )
 
 _COMMAND_LINE = "command line"
@@ -233,7 +235,18 @@ class ParallelConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryConfig:
-    """What is told about memory."""
+    """How much memory a step may take, and what is told about memory."""
+
+    budget: str = ""
+    """Bytes that parameters, gradients, optimizer states and activations may take at once, such as 1.5GiB, or a share
+    of what a step takes with all activations kept, such as 60%; a hard cap. Empty = no cap."""
+    plan: bool = True
+    """Meet the budget: measure the first step, then keep activations, compute them again or send them to a second tier.
+    false: only enforce it."""
+    tier: str = ""
+    """Folder of the second tier's file on a CPU (a GPU sends to pinned host memory); empty = the system's."""
+    rate: float = 0.0
+    """Bytes per second to that file and back, to try a slower one; 0 = as fast as it goes."""
 
     record: str = ""
     """File that tells every allocation of the run, written at its end or where memory runs out: .html (a page), .pickle
@@ -242,6 +255,15 @@ class MemoryConfig:
     """Also note where in the program each allocation was made."""
     events: int = 1_000_000
     """Allocations and frees that are kept, the last ones (40 bytes each)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DebugConfig:
+    """What is told about errors."""
+
+    errors: bool = False
+    """Errors of backward passes say which call they belong to, and where in the program that is; a loss that is not
+    finite is computed again to name what made it so."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -258,6 +280,7 @@ class TrainConfig:
     ema: EmaConfig = field(default_factory=EmaConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     memory: MemoryConfig = field(default_factory=MemoryConfig)
+    debug: DebugConfig = field(default_factory=DebugConfig)
 
     def __post_init__(self) -> None:
         """Refuse values that no run can use, naming the key."""
@@ -266,6 +289,12 @@ class TrainConfig:
             raise ValueError("nothing to do: set train.steps, or a budget in train.flops (for example 2e13)")
         if self.memory.record and Path(self.memory.record).suffix not in SUFFIXES:
             raise ValueError(f"memory.record = {self.memory.record!r} must end in one of {', '.join(SUFFIXES)}")
+        if self.memory.budget:
+            parse_budget(self.memory.budget, of=1 << 40)
+            if self.train.activation_checkpointing:
+                raise ValueError(
+                    "memory.budget chooses itself what is computed again; set train.activation_checkpointing = false"
+                )
         shortest = LEAST_CHUNK * self.parallel.context
         if self.parallel.context > 1 and self.data.sequence_length < shortest:
             raise ValueError(

@@ -19,12 +19,15 @@ from pathlib import Path
 
 import torch
 
-from oarlock import _native, checkpoint, models
+from oarlock import _native, checkpoint, debug, models
 from oarlock.checkpoint import Checkpoint
 from oarlock.memory import span
+from oarlock.memory.offload import Plan
+from oarlock.memory.offload.picture import plan_record
 from oarlock.models.window import with_window
 from oarlock.ops.peak import matmul_peak
 from oarlock.parallel import Mesh
+from oarlock.train.budget import MemoryBudget, describe
 from oarlock.train.build import build_model, choose_device, decoder_config
 from oarlock.train.config import TrainConfig
 from oarlock.train.data import Batch, EvaluationLoader, PackedLoader
@@ -114,6 +117,8 @@ class Trainer:
         self.state.num_steps = self.num_steps
         self.peak = matmul_peak(torch.float32 if config.train.dtype == "fp32" else torch.bfloat16, self.device)
         self.last_evaluation: Evaluation | None = None
+        self.recorder: debug.Recorder | None = debug.errors(self.model) if config.debug.errors else None
+        self.budget: MemoryBudget | None = None
 
     # ------------------------------------------------------------------------------------------------- the story
 
@@ -129,13 +134,20 @@ class Trainer:
             self._announce(progress)
             optimizers = self.optimizers.values()
             cleanup.enter_context(recorded(self.config.memory, self.model, optimizers, self.device, self.rank))
+            if self.config.memory.budget:
+                self.budget = self._new_budget(progress)
+                cleanup.enter_context(self.budget.opened())
             if self.resume_from is None:
                 self._evaluate(progress)
             progress.start(self.state.step)
             stopped_by = ""
             while self.state.step < self.num_steps and not stopped_by:
-                with span(f"step {self.state.step + 1}"):
-                    asked = self._step(progress, stop)
+                batches = [self.loader.next_batch() for _ in range(train.accumulation)]
+                watched = self.recorder or nullcontext()
+                with self._within_budget(batches), span(f"step {self.state.step + 1}"), watched:
+                    asked = self._step(batches, progress, stop)
+                if self.recorder is not None:
+                    self.recorder.step()
                 if asked:
                     stopped_by = stop.requested or "a signal to another rank"
                 last = self.state.step == self.num_steps
@@ -157,7 +169,7 @@ class Trainer:
         bits = self.last_evaluation.bits_per_byte if self.last_evaluation else None
         return TrainResult(self.directory.path, self.state.step, self.num_steps, bits, "" if finished else stopped_by)
 
-    def _step(self, progress: Progress, stop: StopRequest) -> bool:
+    def _step(self, batches: Sequence[Batch], progress: Progress, stop: StopRequest) -> bool:
         """One optimizer step; returns whether any rank was asked to stop."""
         began = time.perf_counter()
         step = self.state.step + 1
@@ -166,7 +178,6 @@ class Trainer:
             for group in optimizer.param_groups:
                 group["lr"] = factor * group["peak_lr"]
 
-        batches = [self.loader.next_batch() for _ in range(self.config.train.accumulation)]
         mine = [sum(b.num_losses for b in batches), sum(b.input_ids.numel() for b in batches)]
         num_losses, tokens = self.mesh.sum_scalars(mine)
         sums = [0.0] * (2 + len(self.task.metric_names))
@@ -177,7 +188,8 @@ class Trainer:
         loss = loss_sum / num_losses
         norm = self._clip_gradients()
         if not (math.isfinite(loss) and math.isfinite(norm)):
-            raise self._diverged(f"loss {loss}, gradient norm {norm}", loss, norm, batches)
+            what = f"loss {loss}, gradient norm {norm}"
+            raise self._diverged(what, loss, norm, batches, num_losses)
         with span("optimizer"):
             for optimizer in self.optimizers.values():
                 optimizer.step()
@@ -216,11 +228,39 @@ class Trainer:
         per_token = self.model.flops_per_token(mask.density * length, lambda w: with_window(mask, w).density * length)
         return [per_token * batch.input_ids.numel(), loss_sum.item(), *metric_sums]
 
+    def _within_budget(self, batches: Sequence[Batch]) -> AbstractContextManager[None]:
+        """A step on these batches takes no more memory than the configuration allows."""
+        if self.budget is None:
+            return nullcontext()
+
+        def measure() -> None:
+            """Forward and backward pass of the first batch; with more than one, into gradients that are there."""
+            if len(batches) == 1:
+                for optimizer in self.optimizers.values():
+                    optimizer.zero_grad()
+            self._backward(batches[0].to(self.device), batches[0].num_losses)
+            self.model.update_balance(0.0)  # the same tokens are counted again
+
+        return self.budget.step(measure)
+
     def _clip_gradients(self) -> float:
         limit = self.config.optimizer.clip_norm or math.inf
         return torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit).item()
 
-    def _diverged(self, what: str, loss: float, norm: float, batches: Sequence[Batch] = ()) -> NonFiniteLossError:
+    def _replayed(self, batches: Sequence[Batch], num_losses: float) -> str:
+        """Where the first value that is not finite comes from, if errors shall say so: from computing it again."""
+        if not (self.config.debug.errors and batches):
+            return ""
+        for parameter in self.model.parameters():
+            parameter.grad = None
+        with debug.find_nonfinite(self.model) as found:
+            for batch in batches:
+                self._backward(batch.to(self.device), num_losses)
+        return f"\n{found.report()}"
+
+    def _diverged(
+        self, what: str, loss: float, norm: float, batches: Sequence[Batch] = (), num_losses: float = 0.0
+    ) -> NonFiniteLossError:
         """Dump the state of a step that went wrong, and say in metrics, status and report that the run ended there."""
         step = self.state.step + bool(batches)
         dump = self.directory.path / f"non-finite-step-{step}"
@@ -235,7 +275,7 @@ class Trainer:
         return NonFiniteLossError(
             f"step {step}: {what}. {dump} holds the batches and the names of all gradients and weights that are not "
             f"finite; {f'the last checkpoint is {kept[-1].name}' if kept else 'there is no checkpoint yet'}. "
-            "Lower the learning rate or raise the warm-up."
+            f"Lower the learning rate or raise the warm-up.{self._replayed(batches, num_losses)}"
         )
 
     # ---------------------------------------------------------------------------------------------------- set-up
@@ -262,6 +302,18 @@ class Trainer:
         if step > num_steps:
             raise ValueError(f"{saved.path} is at step {step}, beyond the {num_steps} steps asked for")
         return num_steps
+
+    def _new_budget(self, progress: Progress) -> MemoryBudget:
+        def tell(plan: Plan) -> None:
+            first, *others = describe(plan)
+            progress.note(f"memory    {first}")
+            for line in others:
+                progress.note(f"          {line}")
+            if self.rank == 0:
+                self.log.write("event", self.state.step, event="memory_plan", **plan_record(plan))
+
+        optimizers = list(self.optimizers.values())
+        return MemoryBudget(self.config.memory, self.model, optimizers, self.device, tell)
 
     def _open(self, cleanup: ExitStack) -> None:
         """Take the folder of the run, for the first rank; nothing has been written before."""

@@ -7,6 +7,7 @@ Events of `metrics.jsonl` that it shows beside the curves:
     start, resume                    environment, packing, other dicts as tables of their own; num_steps; plain values
     finished, stopped, non_finite    how the run ended; without one it is "not finished" and its page reloads itself
     sample                           prompt, text
+    memory_plan                      what `oarlock.memory.offload.picture.plan_record` gives
     others                           as rows of a table
 """
 
@@ -17,6 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from oarlock.memory.offload.picture import plan_charts
 from oarlock.page import Page, Series, line_chart
 from oarlock.train.metrics import read_metrics
 from oarlock.train.units import format_bytes, format_count, format_duration, format_scientific
@@ -64,6 +66,11 @@ def write_report(run_dir: str | os.PathLike[str], *, sample: str | None = None) 
     if charts := _charts(train, evals):
         page.heading("Curves")
         page.charts(charts)
+    if plan := _last_event(events, ("memory_plan",)):
+        page.heading("Memory plan")
+        page.paragraph(plan["text"])
+        page.charts(plan_charts(plan))
+        page.table(plan["rows"], header=("Saved in", "Kept", "Computed again", "Sent out"))
     sampled = _last_event(events, ("sample",))
     if text := sample or sampled.get("prompt", "") + sampled.get("text", ""):
         page.heading("Sample")
@@ -200,7 +207,7 @@ def _loss_unit(train: Records) -> str:
 def _event_rows(events: Records) -> list[tuple[str, str, str]]:
     rows = []
     for event in events:
-        if event.get("event") in ("start", "sample", "finished"):
+        if event.get("event") in ("start", "sample", "finished", "memory_plan"):
             continue
         hidden = event if event.get("event") in _BEGIN else _HIDDEN  # what a resumption carries is in the tables
         shown = {k: v for k, v in event.items() if k not in hidden and v not in ("", None)}

@@ -36,6 +36,7 @@ class Group:
         death: where the program drops it, were it not saved.
         save, need: its first save, and where the backward pass first asks for it; None if that never happens.
         last_save: its last save.
+        end: where the backward pass drops it for good.
     """
 
     key: SaveKey
@@ -45,6 +46,7 @@ class Group:
     save: int | None
     need: int | None
     last_save: int
+    end: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -272,7 +274,8 @@ class _Recorder(Observer):
             raise ValueError("the step never called the model with gradients")
         numbers = np.array([number for number, _ in self._events], np.int64)
         deltas = np.array([delta for _, delta in self._events], np.int64)
-        begins, deaths = {}, {}
+        begins: dict[int, int] = {}
+        deaths: dict[int, int] = {}
         for position, (number, delta) in enumerate(self._events):
             (begins if delta > 0 else deaths)[number] = position
         end = len(self._events)
@@ -282,7 +285,10 @@ class _Recorder(Observer):
             number, num_bytes = self._storage[key]
             begin, death = (-1, end) if number is None else (begins.get(number, -1), deaths.get(number, end))
             need = self._needs.get(key)
-            groups.append(Group(key, num_bytes, begin, death, saves[0], need, saves[-1]))
+            last = end if need is None else need
+            if need is not None and need + 1 < end and deltas[need + 1] == num_bytes:  # the copy that came back
+                last = deaths.get(int(numbers[need + 1]), end)
+            groups.append(Group(key, num_bytes, begin, death, saves[0], need, saves[-1], last))
             if number is not None:
                 by_number[number] = len(groups) - 1
         regions = []
@@ -305,7 +311,7 @@ class _Recorder(Observer):
                     number, num_bytes = found
                     death = deaths.get(number, end)
                     key = (*record["key"], -1 - place)
-                    groups.append(Group(key, num_bytes, begins[number], death, None, None, begin))
+                    groups.append(Group(key, num_bytes, begins[number], death, None, None, begin, begin))
                 inputs.append(by_number[found[0]])
             regions.append(Region(record["key"], begin, stop, tuple(inputs), inside))
         moments = [(group.save, i) for i, group in enumerate(groups) if group.save is not None]

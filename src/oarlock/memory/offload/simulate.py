@@ -67,7 +67,9 @@ class Simulator:
         groups, moments = profile.groups, profile.moments
         positions = np.array([position for position, _ in moments], np.int64)
         deaths = np.array([group.death for group in groups], np.int64)
-        self._cuts = np.unique(np.concatenate([[0], positions, deaths[deaths < num_events]]))
+        last = np.array([group.end for group in groups], np.int64)
+        cuts = np.concatenate([[0], positions, deaths, last])
+        self._cuts = np.unique(cuts[cuts < max(num_events, 1)])
         self._base = np.maximum.reduceat(live, self._cuts) if num_events else np.zeros(1, np.int64)
         before = np.concatenate([[profile.static_bytes], live])
         self._before = before[self._cuts]
@@ -75,6 +77,7 @@ class Simulator:
         self.num_pieces = len(self._cuts)
         self._piece = np.searchsorted(self._cuts, positions)  # of each moment
         self._death = [int(np.searchsorted(self._cuts, death)) for death in deaths]
+        self._end = [int(np.searchsorted(self._cuts, position)) for position in last]
         self.moment_of = {position: number for number, (position, _) in enumerate(moments)}
         self.need = [len(moments) if g.need is None else self.moment_of[g.need] for g in groups]
         self.save = [-1 if g.save is None else self.moment_of[g.save] for g in groups]
@@ -124,14 +127,15 @@ class Simulator:
         return result
 
     def needs(self, again: Sequence[Again]) -> tuple[list[int], list[int]]:
-        """Of each group the moment of its first need, also as the input of a region, and the piece before which it may
-        not go."""
+        """Of each group the moment of its first need, also as the input of a region; and the piece until which it is
+        held for it, behind which the measured step has it."""
         needs = list(self.need)
         ends = [self.piece(need) if save >= 0 else 0 for need, save in zip(needs, self.save, strict=True)]
         for each in again:
             for group in each.inputs:
                 needs[group] = min(needs[group], each.moment)
-                ends[group] = max(ends[group], self.piece(each.moment) + 1)
+                if self.save[group] < 0:
+                    ends[group] = max(ends[group], self.piece(each.moment) + 1)
         return needs, ends
 
     def curve(
@@ -150,6 +154,11 @@ class Simulator:
             if first < last:
                 held[first] += num_bytes
                 held[last] -= num_bytes
+        for each in again:  # what a region takes after others have taken it
+            for group in each.inputs:
+                if self.save[group] >= 0 and self.need[group] < each.moment:
+                    held[self._end[group]] += self._sizes[group]
+                    held[max(self._end[group], self.piece(each.moment) + 1)] -= self._sizes[group]
         held = np.cumsum(held)[:-1]
         base = self._base
         if again:

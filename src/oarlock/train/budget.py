@@ -1,0 +1,135 @@
+"""Keeps a run's steps within a budget of memory: measures the first one, plans, follows the plan under a hard cap."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+from oarlock.memory import OutOfMemoryError
+from oarlock.memory.amounts import amount
+from oarlock.memory.offload import Applied, FileTier, PinnedTier, Plan, Tier, make_plan, parse_budget, profile
+from oarlock.memory.offload.drift import Drift
+from oarlock.memory.offload.simulate import Simulator
+from oarlock.train.config import MemoryConfig
+from oarlock.train.optim import Muon
+
+_MIN_BYTES = 1 << 12
+
+
+class MemoryBudget:
+    """Plans and caps the steps of one run.
+
+    Args:
+        config: budget, and where what does not fit goes.
+        model, optimizers: of the run. States that an optimizer has yet to make count from the beginning.
+        device: they are on.
+        tell: called with each new plan; not called where only the cap is enforced.
+    """
+
+    def __init__(
+        self,
+        config: MemoryConfig,
+        model: nn.Module,
+        optimizers: Sequence[torch.optim.Optimizer],
+        device: torch.device,
+        tell: Callable[[Plan], None],
+    ) -> None:
+        self._config, self._model, self._optimizers, self._device = config, model, optimizers, device
+        self._tell = tell
+        self._rate = config.rate or None
+        self._tier: Tier | None = None
+        self._plan: Plan | None = None
+        self._drift: Drift | None = None
+        self._makes_states = False  # the optimizers will, in the step to come
+        self.peak_bytes = 0
+
+    @contextmanager
+    def opened(self) -> Iterator[None]:
+        """The second tier exists in this context."""
+        if self._device.type == "cpu":
+            self._tier = FileTier(self._config.tier or None, out_rate=self._rate, in_rate=self._rate)
+        else:
+            self._tier = PinnedTier(self._device)
+        with self._tier:
+            yield
+
+    @contextmanager
+    def step(self, measure: Callable[[], object]) -> Iterator[None]:
+        """One optimizer step within the budget.
+
+        Args:
+            measure: one forward and backward pass like those of this step; called some times before, where there is
+                no plan yet or the steps have moved away from it.
+
+        Raises:
+            OutOfMemoryError: no plan is within the budget, or the step takes more.
+        """
+        if self._plan is None:
+            self._make_plan(measure)
+        plan, tier = self._plan, self._tier
+        assert plan is not None
+        assert tier is not None
+        context = (
+            plan.apply(self._model, tier=tier, device=self._device, optimizers=self._optimizers)
+            if self._config.plan
+            else Applied(self._model, cap=plan.budget, device=self._device, optimizers=self._optimizers)
+        )
+        try:
+            with context as run:
+                yield
+        except OutOfMemoryError as error:
+            advice = "" if self._config.plan else "; memory.plan = true finds out what need not be there all the time"
+            raise OutOfMemoryError(f"{error}: memory.budget = {self._config.budget}{advice}") from error
+        self.peak_bytes = run.peak
+        made_states, self._makes_states = self._makes_states, False
+        if self._drift is not None and not made_states and self._drift.update(run.peak, run.stall_seconds):
+            self._plan = None
+
+    def _make_plan(self, measure: Callable[[], object]) -> None:
+        assert self._tier is not None
+        measured = profile(
+            self._model,
+            measure,
+            tier=self._tier,
+            device=self._device,
+            optimizers=self._optimizers,
+            min_bytes=_MIN_BYTES,
+        )
+        for optimizer in self._optimizers:
+            optimizer.zero_grad()
+        missing = sum(_missing_bytes(optimizer) for optimizer in self._optimizers)
+        self._makes_states = missing > 0
+        measured = dataclasses.replace(measured, static_bytes=measured.static_bytes + missing)
+        if not self._config.plan:
+            unplanned = Simulator(measured).run(("keep",) * len(measured.groups), ())
+            cap = parse_budget(self._config.budget, unplanned.peak)
+            self._plan = Plan(measured, cap, ("keep",) * len(measured.groups), (), unplanned, unplanned)
+            return
+        plan = self._plan = make_plan(measured, self._config.budget)
+        self._drift = Drift(plan.peak, plan.outcome.stall_seconds, plan.outcome.seconds)
+        self._tell(plan)
+
+
+def describe(plan: Plan) -> list[str]:
+    """Lines for people: the whole, then each kind of module whose storages do not all stay."""
+    lines = [str(plan)]
+    moved: dict[str, list[int]] = {}
+    for group, choice in zip(plan.profile.groups, plan.choices, strict=True):
+        if choice != "keep":
+            kind = ".".join("*" if part.isdigit() else part for part in group.key[1].split("."))
+            moved.setdefault(kind, [0, 0])[choice == "offload"] += group.num_bytes
+    for kind, (again, sent) in moved.items():
+        parts = [f"{amount(n)} {what}" for n, what in ((again, "computed again"), (sent, "sent out")) if n]
+        lines.append(f"{kind}: {', '.join(parts)}")
+    return lines
+
+
+def _missing_bytes(optimizer: torch.optim.Optimizer) -> int:
+    """States that the first step will make: one moment for Muon, two for AdamW."""
+    num = 1 if isinstance(optimizer, Muon) else 2
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    return sum(num * p.numel() * p.element_size() for p in parameters if not optimizer.state.get(p))

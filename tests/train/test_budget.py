@@ -1,0 +1,67 @@
+"""A run within a budget of memory is the same run; without a plan it fails; its report shows the plan."""
+
+import xml.etree.ElementTree as ET
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from oarlock.memory import OutOfMemoryError
+from oarlock.memory.offload.drift import Drift
+from oarlock.train import load_config, train
+from oarlock.train.budget import MemoryBudget
+from oarlock.train.metrics import read_metrics
+from tiny_run import recorded
+
+OPTIONS = ("--train.steps", "3", "--checkpoint.every", "0", "--train.eval_every", "0", "--train.batch_size", "16")
+
+
+@pytest.mark.parametrize("more", [(), ("--train.accumulation", "2", "--model.family", "qwen3_moe")])
+def test_a_planned_run_is_the_same_run_within_its_budget(
+    tiny: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: tuple[str, ...]
+) -> None:
+    budgets: list[MemoryBudget] = []
+    made = MemoryBudget.__init__
+
+    def noted(self: MemoryBudget, *args: object) -> None:
+        made(self, *args)  # type: ignore[arg-type]
+        budgets.append(self)
+
+    monkeypatch.setattr(MemoryBudget, "__init__", noted)
+    train(load_config(tiny("plain"), [*OPTIONS, *more]))
+    train(load_config(tiny("planned"), [*OPTIONS, *more, "--memory.budget", "70%", "--memory.rate", "1e8"]))
+    assert recorded(tmp_path / "planned") == recorded(tmp_path / "plain")
+    (plan,) = [r for r in read_metrics(tmp_path / "planned") if r.get("event") == "memory_plan"]
+    assert 0 < budgets[0].peak_bytes <= plan["budget_bytes"]
+    assert budgets[0].peak_bytes == pytest.approx(plan["peak_bytes"], rel=0.02)
+    page = (tmp_path / "planned" / "report.html").read_text(encoding="utf-8")
+    assert "Memory plan" in page
+    assert "What is on the device, when" in page
+    for chart in page.split("<figure>")[1:]:
+        ET.fromstring(chart.partition("</figure>")[0])
+
+
+def test_without_a_plan_the_budget_ends_the_run(tiny: Callable[..., Path]) -> None:
+    with pytest.raises(OutOfMemoryError, match=r"beyond the cap of .*memory\.budget = 70%; memory\.plan = true"):
+        train(load_config(tiny(), [*OPTIONS, "--memory.budget", "70%", "--memory.plan", "false"]))
+
+
+def test_a_budget_that_no_plan_meets_is_refused_with_the_least_one(tiny: Callable[..., Path]) -> None:
+    with pytest.raises(OutOfMemoryError, match=r"no plan keeps the step within .* are needed"):
+        train(load_config(tiny(), [*OPTIONS, "--memory.budget", "5%"]))
+
+
+def test_bad_budgets_are_refused_before_the_run(tiny: Callable[..., Path]) -> None:
+    with pytest.raises(ValueError, match="budget = 'some'"):
+        load_config(tiny(), ["--memory.budget", "some"])
+    with pytest.raises(ValueError, match=r"set train\.activation_checkpointing = false"):
+        load_config(tiny(), ["--memory.budget", "60%", "--train.activation_checkpointing", "true"])
+
+
+def test_a_plan_is_made_anew_when_steps_stay_away_from_it() -> None:
+    drift = Drift(100, 0.0, 1.0)
+    assert not any(drift.update(peak, 0.0) for peak in (100, 101, 120, 100, 101, 100))
+    assert [drift.update(130, 0.0) for _ in range(6)].index(True) >= 2
+    waiting = Drift(100, 0.1, 1.0)
+    assert not any(waiting.update(100, 0.12) for _ in range(9))
+    assert any(waiting.update(100, 0.4) for _ in range(9))
