@@ -42,10 +42,7 @@ def rows(*, quick: bool) -> list[dict[str, Any]]:
         print("no replays: the traces are not recorded yet, which takes a minute or two; run once without --quick")
         return []
     peaks = {name: trace.peak_bytes() for name, trace in suite.items()}
-    needed = {
-        name: {a: min_capacity(trace, a) / peaks[name] for a in ALLOCATORS}  # type: ignore[arg-type]
-        for name, trace in suite.items()
-    }
+    needed = {name: {a: min_capacity(trace, a) / peaks[name] for a in ALLOCATORS} for name, trace in suite.items()}
     print("\nsmallest workable capacity / peak live, simulated")
     print(f"{'trace':15s} {'events':>8s} {'peak GiB':>9s} " + " ".join(f"{a:>14s}" for a in ALLOCATORS))
     for name, trace in suite.items():
@@ -55,7 +52,7 @@ def rows(*, quick: bool) -> list[dict[str, Any]]:
     print(f"{'geometric mean':34s} " + " ".join(f"{means[a]:14.4f}" for a in ALLOCATORS))
 
     at = {
-        (name, share): {a: replay(trace, a, int(peaks[name] * share)) for a in ALLOCATORS}  # type: ignore[arg-type]
+        (name, share): {a: replay(trace, a, int(peaks[name] * share)) for a in ALLOCATORS}
         for name, trace in suite.items()
         for share in (1.01, 1.03, 1.06)
     }

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from oarlock.cli.main import main
-from oarlock.memory import record, write
+from oarlock.memory import ALLOCATORS, Pool, record, write
 
 
 def page_data(page: Path) -> dict:
@@ -60,3 +60,28 @@ def test_other_files_are_refused_in_one_line(tmp_path: Path, capsys: pytest.Capt
     assert "is not a recording of memory" in capsys.readouterr().err
     assert main(["memory", "view", str(tmp_path / "missing.npz")]) == 2
     assert "No such file" in capsys.readouterr().err
+
+
+def test_a_replay_tells_what_each_allocator_needs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pool = Pool(64 << 20, driver="sim")
+    with record(pool) as recorder:
+        pieces = [pool.malloc(10 << 20) for _ in range(4)]
+        for piece in pieces[::2]:
+            pool.free(piece)
+        pool.malloc(20 << 20)
+    recorder.recording().save(tmp_path / "a.npz")
+    assert main(["memory", "replay", str(tmp_path / "a.npz")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "7 events, at most 40.0 MiB live. Simulated:"
+    assert [line.split()[0] for line in lines[1:]] == list(ALLOCATORS)
+    assert "oarlock        needs 40.0 MiB, 1.0000 x what is live" in lines[1]
+    arguments = ["--capacity", "1.0x", "--allocator", "oarlock", "--allocator", "caching"]
+    assert main(["memory", "replay", str(tmp_path / "a.npz"), *arguments]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "finishes; beyond the first maps 40.0 MiB mapped, unmapped or copied; 0 stops" in lines[1]
+    assert "caching        finishes" in lines[2] or "caching        runs out of memory at event 6" in lines[2]
+    for wrong, message in (("much", "like 40GiB"), ("1B", "at least a page")):
+        assert main(["memory", "replay", str(tmp_path / "a.npz"), "--capacity", wrong]) == 2
+        assert message in capsys.readouterr().err
+    assert main(["memory", "replay", str(tmp_path / "a.npz"), "--allocator", "tape"]) == 2
+    assert "one of oarlock" in capsys.readouterr().err

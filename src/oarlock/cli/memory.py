@@ -1,7 +1,8 @@
-"""`oarlock memory view FILE`: a recording of memory, or a snapshot of CUDA's, as one HTML page or another form."""
+"""`oarlock memory`: a recording of memory, or a snapshot of CUDA's, as a page or tables; replays of allocations."""
 
 import argparse
 import math
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,6 +40,26 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
                 help="FILE with .html by default; .json for Perfetto, .pickle for torch's viewers, .npz a recording",
             )
         command.set_defaults(run=run)
+    add_replay(commands)
+
+
+def add_replay(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Register `oarlock memory replay`."""
+    replay = commands.add_parser(
+        "replay",
+        help="simulate how allocators would do with the allocations of a file",
+        description="Simulate how allocators would do with the allocations of TRACE (.npz): a trace or a recording of "
+        "Oarlock. Without --capacity, the smallest capacity that each needs.",
+    )
+    replay.add_argument("trace", type=Path, metavar="TRACE")
+    replay.add_argument(
+        "--capacity",
+        metavar="SIZE",
+        help="of the device: bytes, as in 40GiB, or a multiple of what is live, as in 1.03x",
+    )
+    replay.add_argument("--allocator", action="append", metavar="NAME", help="again for more; all by default")
+    replay.add_argument("--lag", type=int, default=256, metavar="N", help="events until work is done (256)")
+    replay.set_defaults(run=run_replay)
 
 
 def run_view(args: argparse.Namespace) -> int:
@@ -58,6 +79,44 @@ def run_summary(args: argparse.Namespace) -> int:
 
     print(memory_summary(_read(args)))
     return 0
+
+
+def run_replay(args: argparse.Namespace) -> int:
+    """Print a line per allocator."""
+    from oarlock.memory import ALLOCATORS, Trace, min_capacity, replay
+    from oarlock.memory.amounts import amount
+
+    trace = Trace.load(args.trace)
+    peak = trace.peak_bytes()
+    if peak == 0:
+        raise ValueError(f"{args.trace} allocates nothing")
+    capacity = None if args.capacity is None else _capacity(args.capacity, peak)
+    print(f"{len(trace):,} events, at most {amount(peak)} live. Simulated:")
+    for name in args.allocator or ALLOCATORS:
+        if capacity is None:
+            needed = min_capacity(trace, name, lag=args.lag)
+            print(f"  {name:14s} needs {amount(needed)}, {needed / peak:.4f} x what is live")
+            continue
+        run = replay(trace, name, capacity, lag=args.lag)
+        if run.failed_at is not None:
+            asked = int(trace.size[run.failed_at])
+            print(f"  {name:14s} runs out of memory at event {run.failed_at:,}, which asks for {amount(asked)}")
+            continue
+        print(
+            f"  {name:14s} finishes; beyond the first maps {amount(run.churn_bytes)} mapped, unmapped or copied; "
+            f"{run.num_device_syncs} stops of the device, {run.num_stream_syncs} waits for a stream"
+        )
+    return 0
+
+
+def _capacity(text: str, peak: int) -> int:
+    match = re.fullmatch(r"(\d+(?:\.\d*)?) ?(x|[KMGT]i?B|B)?", text)
+    if match is None:
+        raise ValueError(f"--capacity must be like 40GiB, 80GB, 123456 or 1.03x, got {text!r}")
+    unit = match[2] or "B"
+    if unit == "x":
+        return int(float(match[1]) * peak)
+    return int(float(match[1]) * (1024 if "i" in unit else 1000) ** "BKMGT".index(unit[0]))
 
 
 def _read(args: argparse.Namespace) -> "Recording":

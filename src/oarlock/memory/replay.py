@@ -9,15 +9,12 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
-from typing import Literal
 
 import numpy as np
 
 from oarlock import _native
 from oarlock._native import abi
 from oarlock.memory.trace import Trace
-
-Allocator = Literal["oarlock", "caching", "expandable-20", "expandable-12", "memmove"]
 
 _MIB = 1 << 20
 _MODELS: dict[str, tuple[int, int]] = {
@@ -71,9 +68,7 @@ class Replay:
         return self.mapped_bytes + self.unmapped_bytes + self.copied_bytes - self.peak_reserved_bytes
 
 
-def replay(
-    trace: Trace, allocator: Allocator, capacity: int, *, page_bytes: int | None = None, lag: int = 256
-) -> Replay:
+def replay(trace: Trace, allocator: str, capacity: int, *, page_bytes: int | None = None, lag: int = 256) -> Replay:
     """Replays until the end or until a request cannot be met.
 
     Args:
@@ -86,9 +81,7 @@ def replay(
     Raises:
         ValueError: no such allocator, or a size that it cannot have.
     """
-    if allocator not in _MODELS:
-        raise ValueError(f"allocator must be one of {', '.join(_MODELS)}, got {allocator!r}")
-    number, default_bytes = _MODELS[allocator]
+    number, default_bytes = _model(allocator)
     page_bytes = default_bytes if page_bytes is None else page_bytes
     if page_bytes < 512 or (allocator == "oarlock" and page_bytes & (page_bytes - 1)):
         raise ValueError(f"page_bytes must be at least 512, for oarlock a power of two, got {page_bytes}")
@@ -109,15 +102,21 @@ def replay(
     return Replay(allocator, capacity, None if failed_at < 0 else failed_at, **figures)
 
 
+def _model(allocator: str) -> tuple[int, int]:
+    if allocator not in _MODELS:
+        raise ValueError(f"allocator must be one of {', '.join(_MODELS)}, got {allocator!r}")
+    return _MODELS[allocator]
+
+
 def min_capacity(
-    trace: Trace, allocator: Allocator, *, page_bytes: int | None = None, lag: int = 256, step: int = 2 * _MIB
+    trace: Trace, allocator: str, *, page_bytes: int | None = None, lag: int = 256, step: int = 2 * _MIB
 ) -> int:
     """The smallest capacity, in whole steps, at which a replay finishes, found by bisection.
 
     Where finishing is not monotone in the capacity, this is one of the places where failure turns into success.
     """
     low = max(-(-trace.peak_bytes() // step), 1)  # no allocator needs less than what is live
-    while low * step < (page_bytes or _MODELS[allocator][1]):
+    while low * step < (page_bytes or _model(allocator)[1]):
         low += 1
 
     def finishes(steps: int) -> bool:

@@ -23,6 +23,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from oarlock.memory.events import Action, Recording
+
 ALLOCATE, FREE, USE = 0, 1, 2
 _COLUMNS = {"action": np.uint8, "id": np.uint32, "size": np.int64, "stream": np.uint32, "label": np.uint16}
 _VERSION = 1
@@ -99,14 +101,39 @@ class Trace:
             unfinished.unlink(missing_ok=True)
 
     @classmethod
+    def of(cls, recording: Recording) -> Trace:
+        """The allocations and frees of a recording; what was allocated before it began is left out."""
+        live: dict[int, int] = {}
+        rows: list[tuple[int, int, int, int]] = []
+        number = 0
+        columns = (recording.events[name].tolist() for name in ("action", "addr", "size", "stream"))
+        for action, addr, size, stream in zip(*columns, strict=True):
+            if action == Action.ALLOC and size > 0:
+                live[addr] = number
+                rows.append((ALLOCATE, number, size, stream))
+                number += 1
+            elif action in (Action.FREE_REQUESTED, Action.FREE_COMPLETED) and addr in live:
+                rows.append((FREE, live.pop(addr), 0, stream))
+        kinds, ids, sizes, streams = np.array(rows, np.int64).reshape(-1, 4).T
+        return cls(
+            kinds.astype(np.uint8),
+            ids.astype(np.uint32),
+            sizes.copy(),
+            streams.astype(np.uint32),
+            np.zeros(len(rows), np.uint16),
+        )
+
+    @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Trace:
-        """Reads a file of :meth:`save`.
+        """Reads a file of :meth:`save`, or of :meth:`Recording.save`.
 
         Raises:
             ValueError: not such a file, or one of a later version.
         """
         try:
             with np.load(path, allow_pickle=False) as file:
+                if "events" in file.files:
+                    return cls.of(Recording.load(path))
                 missing = {"version", "labels", *_COLUMNS} - set(file.files)
                 if missing:
                     raise ValueError(f"it lacks {', '.join(sorted(missing))}")
