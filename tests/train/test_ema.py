@@ -12,7 +12,9 @@ from oarlock.checkpoint import load_checkpoint, open_tensors
 from oarlock.cli.main import main
 from oarlock.parallel import Mesh
 from oarlock.train import load_config, train
+from oarlock.train.build import decoder_config
 from oarlock.train.ema import Start, WeightAverage
+from oarlock.train.estimate import estimate
 from process_group import run_ranks
 from tiny_run import recorded
 
@@ -92,6 +94,15 @@ def test_the_model_has_the_average_for_a_while() -> None:
 def test_decays_that_are_none() -> None:
     with pytest.raises(ValueError, match=r"must lie in \[0, 1\), got 1"):
         WeightAverage(nn.Linear(1, 1), 1)
+
+
+def test_the_plan_of_a_run_counts_it(tiny: Callable[..., Path]) -> None:
+    config = tiny("run")
+    architecture = decoder_config(load_config(config).model, 300, 64)
+    without, kept = (
+        estimate(load_config(config, ["--ema.decay", decay]), architecture).memory for decay in ("0", "0.99")
+    )
+    assert kept.optimizer_state - without.optimizer_state == without.gradients
 
 
 def test_a_run_goes_on_with_its_average(tiny: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
