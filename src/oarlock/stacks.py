@@ -8,13 +8,13 @@ for frame in stacks.frames(number):
 
 from __future__ import annotations
 
+import functools
+import itertools
 import sys
 import threading
 from collections.abc import Iterable
 from types import CodeType
 from typing import NamedTuple
-
-_MOST_FRAMES = 96
 
 
 class Frame(NamedTuple):
@@ -40,8 +40,7 @@ class StackTable:
 
     def __init__(self) -> None:
         self._numbers: dict[tuple[int, ...], int] = {}
-        self._stacks: list[tuple[int, ...]] = [()]
-        self._codes: dict[int, CodeType] = {}  # keeps them alive: their addresses are part of the keys
+        self._stacks: list[tuple[tuple[CodeType, ...], tuple[int, ...]]] = [((), ())]
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -54,28 +53,24 @@ class StackTable:
             skip: innermost levels left out; 1 leaves out the call of this method only.
         """
         frame = sys._getframe(skip)
-        key: list[int] = []
-        codes = self._codes
-        while frame is not None and len(key) < 2 * _MOST_FRAMES:
-            code = frame.f_code
-            address = id(code)
-            if address not in codes:
-                codes[address] = code
-            key += (address, frame.f_lasti)
+        codes: list[CodeType] = []
+        places: list[int] = []
+        while frame is not None:
+            codes.append(frame.f_code)
+            places.append(frame.f_lasti)
             frame = frame.f_back
-        levels = tuple(key)
-        number = self._numbers.get(levels)
+        key = (*map(id, codes), *places)  # a code object's own hash looks at all of its contents
+        number = self._numbers.get(key)
         if number is None:
             with self._lock:
-                number = self._numbers.setdefault(levels, len(self._stacks))
-                if number == len(self._stacks):
-                    self._stacks.append(levels)
+                number = self._numbers.setdefault(key, len(self._stacks))
+                if number == len(self._stacks):  # keeps the codes alive: their addresses are part of the key
+                    self._stacks.append((tuple(codes), tuple(places)))
         return number
 
     def frames(self, number: int) -> tuple[Frame, ...]:
         """The levels of a stack, innermost first."""
-        levels = self._stacks[number]
-        return tuple(self._frame(self._codes[levels[i]], levels[i + 1]) for i in range(0, len(levels), 2))
+        return tuple(map(_frame, *self._stacks[number]))
 
     def export(self) -> tuple[list[Frame], list[tuple[int, ...]]]:
         """All stacks so far: different frames, and for each stack rows of them, innermost first."""
@@ -85,7 +80,8 @@ class StackTable:
             stacks.append(tuple(rows.setdefault(frame, len(rows)) for frame in self.frames(number)))
         return list(rows), stacks
 
-    def _frame(self, code: CodeType, instruction: int) -> Frame:
-        lines = list(code.co_positions())
-        line = lines[instruction // 2][0] if 0 <= instruction // 2 < len(lines) else None
-        return Frame(code.co_filename, line or code.co_firstlineno, code.co_qualname)
+
+@functools.lru_cache(1 << 16)
+def _frame(code: CodeType, instruction: int) -> Frame:
+    line = next(itertools.islice(code.co_positions(), max(0, instruction // 2), None), (None,))[0]
+    return Frame(code.co_filename, line or code.co_firstlineno, code.co_qualname)

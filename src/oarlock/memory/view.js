@@ -6,6 +6,7 @@
   const count = rects.y.length;
   const map = $("map"), blocks = $("blocks"), tip = $("tip");
   const left = 66, bottom = 26;
+  const lanes = Math.min(2, Math.max(0, ...data.spans.map((span) => span[5] + 1))); // of regions, above the map
   let axis = data.micros > 0 ? "t" : "i";
   let view = null; // [x0, x1, y0, y1]: what the map shows
   let moment = 0; // on the axis
@@ -23,12 +24,6 @@
   };
   const time = (us) => (us >= 1e6 ? `${(us / 1e6).toFixed(3)} s` : us >= 1e3 ? `${(us / 1e3).toFixed(2)} ms` : `${us.toFixed(1)} µs`);
   const place = (x) => (axis === "t" ? time(x) : `event ${Math.round(x).toLocaleString("en")}`);
-  const address = (y) => {
-    const [addr, size, offset] = data.ranges;
-    let row = 0, high = offset.length - 1;
-    while (row < high) { const middle = (row + high + 1) >> 1; if (offset[middle] <= y) row = middle; else high = middle - 1; }
-    return "0x" + (addr[row] + Math.min(size[row], y - offset[row])).toString(16);
-  };
   const ticks = (low, high, wanted) => {
     const raw = (high - low) / wanted, power = 10 ** Math.floor(Math.log10(raw));
     const step = [1, 2, 5, 10].map((m) => m * power).find((s) => s >= raw) || raw;
@@ -70,7 +65,7 @@
   const color = (kind) => palette["s" + kinds[kind][1]];
   const shown = (r) => matches[r] && !hidden.has(rects.kind[r]);
   const frame = () => {
-    const lane = data.marks.length ? 16 : 0;
+    const lane = lanes ? lanes * 15 + 2 : 0;
     return { x: left, y: lane, w: map.clientWidth - left - 1, h: map.clientHeight - bottom - lane };
   };
 
@@ -103,24 +98,16 @@
     // regions of the program
     c.textAlign = "left";
     c.textBaseline = "middle";
-    const open = [];
-    for (const [i, t, name, mark] of data.marks) {
-      const x = px(axis === "t" ? t : i);
-      if (mark === 1) { open.push([x, name]); continue; }
-      if (mark === 2) {
-        let at = open.length - 1;
-        while (at > 0 && open[at][1] !== name) at--;
-        if (at < 0) continue;
-        const from = Math.max(open.splice(at, 1)[0][0], f.x);
-        if (x < f.x || x - from < 1) continue;
-        c.fillStyle = palette.line;
-        c.fillRect(from, open.length ? 3 : 0, x - from - 1, open.length ? 11 : 14);
-        c.fillStyle = palette.muted;
-        if (!open.length && c.measureText(name).width < x - from - 8) c.fillText(name, from + 5, 7.5);
-        continue;
-      }
+    for (const [i0, i1, t0, t1, name, depth] of data.spans) {
+      const from = Math.max(px(axis === "t" ? t0 : i0), f.x), to = Math.min(px(axis === "t" ? t1 : i1), f.x + f.w);
+      if (to < from) continue;
+      if (depth >= lanes) continue;
+      c.globalAlpha = depth ? 0.6 : 1;
+      c.fillStyle = i0 === i1 ? palette.s2 : palette.line;
+      c.fillRect(from, depth * 15, Math.max(to - from - 1, 1), 13);
+      c.globalAlpha = 1;
       c.fillStyle = palette.muted;
-      c.fillRect(x, 0, 1, 14);
+      if (c.measureText(name).width < to - from - 8) c.fillText(name, from + 5, depth * 15 + 7);
     }
     c.beginPath(); c.rect(f.x, f.y, f.w, f.h); c.clip();
     // memory behind addresses
@@ -275,7 +262,7 @@
       item(box, rects.kind[r], rects.h[r], describe(r));
       const from = rects.before[r] ? "before the recording" : `${time(rects.t0[r])} (event ${rects.i0[r]})`;
       const to = rects.i1[r] === data.numEvents ? "the end" : `${time(rects.t1[r])} (event ${rects.i1[r]})`;
-      element("p", `${kinds[rects.kind[r]][0]}, ${rects.h[r].toLocaleString("en")} bytes at ${address(rects.y[r])}, from ${from} to ${to}`, box);
+      element("p", `${kinds[rects.kind[r]][0]}, ${rects.h[r].toLocaleString("en")} bytes at 0x${rects.addr[r].toString(16)}, from ${from} to ${to}`, box);
       if (rects.stack[r]) framesList(rects.stack[r], box);
     }
     later(drawMap);

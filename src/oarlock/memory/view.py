@@ -19,7 +19,7 @@ from oarlock.memory.summary import largest_at_peak
 from oarlock.page import Page, Series, line_chart
 
 _COLORS = {"parameter": 1, "gradient": 2, "activation": 3, "optimizer": 4, "temporary": 5}
-_MOST_NAMES, _MOST_STACKS, _MOST_MARKS = 20_000, 4_000, 400
+_MOST_NAMES, _MOST_STACKS, _MOST_SPANS = 20_000, 4_000, 600
 _NUM_SAMPLES, _NUM_GAP_SAMPLES = 400, 120
 
 
@@ -137,9 +137,6 @@ def _data(recording: Recording, shown: Picture) -> dict[str, Any]:
     stacks, stack_rows = _table(lives.stack[own], _MOST_STACKS)
     frames = sorted({level for number in stacks for level in recording.stacks[number]})
     row = {level: i for i, level in enumerate(frames)}
-    events = recording.events
-    marked = np.flatnonzero((events["action"] == Action.ANNOTATION) & (events["detail"] != Mark.BLOCK))[:_MOST_MARKS]
-    marks = zip(marked.tolist(), events["name"][marked].tolist(), events["detail"][marked].tolist(), strict=True)
     at = np.unique([*samples(len(recording), _NUM_SAMPLES), max(0, lives.peak())])
     pending = lives.freed < lives.end
     return {
@@ -147,7 +144,6 @@ def _data(recording: Recording, shown: Picture) -> dict[str, Any]:
         "micros": float(micros[-1]),
         "total": shown.axis.total,
         "peak": max(0, lives.peak()),
-        "ranges": [shown.axis.addr.tolist(), shown.axis.size.tolist(), shown.axis.offset.tolist()],
         "kinds": [[name, _color(shown, i)] for i, name in enumerate(shown.kinds)],
         "rects": {
             "i0": np.maximum(lives.begin[own], 0).tolist(),
@@ -158,6 +154,7 @@ def _data(recording: Recording, shown: Picture) -> dict[str, Any]:
             "before": (lives.begin[own] < 0).astype(int).tolist(),
             "y": shown.axis.place(lives.addr[own]).tolist(),
             "h": lives.size[own].tolist(),
+            "addr": lives.addr[own].tolist(),
             "kind": shown.kind[own].tolist(),
             "name": name_rows,
             "stack": stack_rows,
@@ -177,9 +174,34 @@ def _data(recording: Recording, shown: Picture) -> dict[str, Any]:
         "names": [recording.names[number] for number in names],
         "frames": [list(recording.frames[level]) for level in frames],
         "stacks": [[row[level] for level in recording.stacks[number]] for number in stacks],
-        "marks": [[i, float(micros[i]), recording.names[name], detail] for i, name, detail in marks],
+        "spans": [
+            [*span[:2], *moment(np.array(span[:2])), recording.names[span[2]], span[3]] for span in _spans(recording)
+        ],
         "curve": {"i": at.tolist(), "t": moment(at), "live": lives.live_bytes()[at].tolist() if len(recording) else []},
     }
+
+
+def _spans(recording: Recording) -> list[tuple[int, int, int, int]]:
+    """Begin, end, name and depth of the longest regions of the program, out of memory as regions of no length."""
+    events = recording.events
+    told = (events["action"] == Action.ANNOTATION) & (events["detail"] != Mark.BLOCK) | (events["action"] == Action.OOM)
+    spans: list[tuple[int, int, int, int]] = []
+    opened: list[tuple[int, int]] = []
+    for event in np.flatnonzero(told).tolist():
+        name, detail = int(events["name"][event]), events["detail"][event]
+        if events["action"][event] == Action.OOM or detail == Mark.MOMENT:
+            spans.append((event, event, name, 0))
+        elif detail == Mark.BEGIN:
+            opened.append((event, name))
+        else:
+            at = next((i for i in reversed(range(len(opened))) if opened[i][1] == name), None)
+            if at is None:  # it began before the first event
+                spans.append((0, event, name, 0))
+            else:
+                spans.append((opened[at][0], event, name, at))
+                del opened[at:]
+    spans += [(event, len(recording), name, depth) for depth, (event, name) in enumerate(opened)]
+    return sorted(spans, key=lambda span: span[0] - span[1])[:_MOST_SPANS]
 
 
 def _table(numbers: Any, most: int) -> tuple[list[int], list[int]]:
