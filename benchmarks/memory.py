@@ -16,6 +16,7 @@ stay; activations live from forward to backward; expert loads vary; temporaries 
 through a C++ program that is compiled here, in turns, one thread, memory simulated: no page is mapped after the first
 pass. Minima count. The peer is what one would write in an afternoon, with the pool's rules: 512-byte units, best fit,
 both neighbours joined on free, one lock.
+What recording costs is measured in memory_recorder.py.
 """
 
 import argparse
@@ -29,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import memory_headroom
+import memory_recorder
 from oarlock import _native
 
 ROOT = Path(__file__).parents[1]
@@ -239,6 +241,7 @@ def main() -> None:
     args = parser.parse_args()
     print(f"Python {sys.version.split()[0]}, 1 thread, core {_native.library_path()}")
     rows = [alloc_row(num_steps=2, num_turns=10 if args.quick else 40), *memory_headroom.rows(quick=args.quick)]
+    rows += memory_recorder.rows(HARNESS, trace(0, 1), CAPACITY, quick=args.quick)
     for row in rows:
         print(f"{row['figure']:22s} {row['value']:8.3f}   {row['detail']}")
     if args.json:
