@@ -20,6 +20,7 @@ COMMANDS = {
     "inspect": "tensors, sizes and checksums of a checkpoint or a Hugging Face folder",
     "convert": "rewrite a checkpoint or a Hugging Face folder as another",
     "memory": "look at a recording or snapshot of memory",
+    "debug": "record, draw and compare what a training does",
     "plan": "parameters, FLOPs and memory of a configuration, without allocating",
     "bench": "run a benchmark and compare it with an earlier one",
     "doctor": "what this installation can do, and why not",

@@ -22,6 +22,38 @@ _WRITERS = {"__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "
 _ENGINE = {torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad}
 _LAYOUT = {"requires_grad_", "retain_grad", "register_hook", "register_post_accumulate_grad_hook", "is_set_to"}
 
+UNINITIALISED = {"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "empty_permuted"}
+"""APIs whose results hold whatever was in the memory before."""
+OVERWRITING = {
+    "copy_",
+    "fill_",
+    "zero_",
+    "normal_",
+    "uniform_",
+    "random_",
+    "bernoulli_",
+    "exponential_",
+    "trunc_normal_",
+}
+"""APIs that do not read the tensor that they write."""
+
+VIEWS = {
+    "getitem",
+    "view",
+    "view_as",
+    "reshape",
+    "narrow",
+    "select",
+    "transpose",
+    "permute",
+    "t",
+    "T",
+    "mT",
+    "unsqueeze",
+}
+VIEWS |= {"squeeze", "expand", "flatten", "unflatten", "split", "chunk", "unbind", "detach", "as_strided", "diagonal"}
+"""APIs that read no value."""
+
 
 class Api(NamedTuple):
     """What a callable of torch is to a recorder."""

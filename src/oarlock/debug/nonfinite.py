@@ -15,10 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from oarlock.debug.errors import frame_lines
-from oarlock.debug.names import described
+from oarlock.debug.names import OVERWRITING, UNINITIALISED, described
 from oarlock.debug.recorder import Call, Mark, Recorder, gradient_name
 
-_NO_VALUES = {"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "empty_permuted"}
 _FILLS = {"full", "full_like", "new_full", "fill_", "masked_fill", "masked_fill_", "where", "tensor", "setitem"}
 _FILLS |= {"new_tensor", "as_tensor", "scalar_tensor", "constant_pad_nd", "pad"}
 
@@ -98,10 +97,12 @@ class NonFinite(Recorder):
         return "\n".join([*lines, f"passed on by {self.num_passed_on:,} calls and nodes"])
 
     def on_begin(self, call: Call, arguments: list[Tensor]) -> Any:
-        return [_held(value.name, tensor) for value, tensor in zip(call.inputs, arguments, strict=True)]
+        unread = call.api in OVERWRITING
+        inputs = zip(call.inputs[unread:], arguments[unread:], strict=True)
+        return [_held(value.name, tensor) for value, tensor in inputs]
 
     def on_call(self, call: Call, results: Sequence[Tensor], begun: Any) -> None:
-        if call.api in _NO_VALUES:
+        if call.api in UNINITIALISED:
             return
         outputs = [_held(value.name, tensor) for value, tensor in zip(call.outputs, results, strict=True)]
         self._judge(call.name, call, call.phase, begun or [], outputs)

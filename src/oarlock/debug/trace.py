@@ -28,7 +28,7 @@ from torch.autograd.function import BackwardCFunction
 
 from oarlock.debug.content import Algorithm, Reader
 from oarlock.debug.graph import Graph, graph_of
-from oarlock.debug.names import Value
+from oarlock.debug.names import OVERWRITING, UNINITIALISED, VIEWS, Value
 from oarlock.debug.recorder import Call, Mark, Recorder, gradient_name
 from oarlock.ranks import Ranks
 
@@ -84,6 +84,7 @@ class Trace(Recorder):
         self._reader = reader
         self._watches_calls = reader is not None
         self._contents: dict[int, tuple[weakref.ref[Tensor], tuple[int, int], dict[str, Any]]] = {}
+        self._unset: dict[int, tuple[weakref.ref[Tensor], int]] = {}
         self._last_gradients: list[tuple[Tensor, dict[str, Any]]] = []
         self._pending: list[Any] = []
         self._file: IO[str] | None = None
@@ -123,13 +124,23 @@ class Trace(Recorder):
 
     def on_begin(self, call: Call, arguments: list[Tensor]) -> Any:
         # Before the call, which may write into them.
-        return None if self._reader is None else [self._read(tensor) for tensor in arguments]
+        if self._reader is None:
+            return None
+        unread = call.api in OVERWRITING
+        looks = call.api in VIEWS
+        return [
+            {} if (unread and i == 0) or (looks and self._is_unset(tensor)) else self._read(tensor)
+            for i, tensor in enumerate(arguments)
+        ]
 
     def on_call(self, call: Call, results: Sequence[Tensor], begun: Any) -> None:
         if self._reader is None:
             self._add(call)
             return
-        outputs = [self._read(tensor, anew=True) for tensor in results]
+        if call.api in UNINITIALISED:
+            for tensor in results:
+                self._unset[id(tensor)] = (weakref.ref(tensor), tensor._version)
+        outputs = [{} if self._is_unset(tensor) else self._read(tensor, anew=True) for tensor in results]
         self._add((call, begun, outputs))
 
     def _watch(self, node: Any, mark: Mark) -> None:
@@ -190,11 +201,20 @@ class Trace(Recorder):
         self._contents[id(tensor)] = (weakref.ref(tensor), now, content)
         return content
 
+    def _is_unset(self, tensor: Tensor) -> bool:
+        """Whether the memory of a tensor holds what was there before, as far as torch knows."""
+        if not self._unset:
+            return False
+        whole = tensor if tensor._base is None else tensor._base
+        ref, version = self._unset.get(id(whole), (None, 0))
+        return ref is not None and ref() is whole and version == whole._version
+
     def _sweep(self) -> None:
         super()._sweep()
-        for key, (ref, *_) in list(self._contents.items()):
-            if ref() is None:
-                del self._contents[key]
+        for table in (self._contents, self._unset):
+            for key, (ref, *_) in list(table.items()):
+                if ref() is None:
+                    del table[key]
 
     def _add(self, record: Any) -> None:
         self._pending.append(record)

@@ -1,0 +1,120 @@
+"""`oarlock debug {trace,graph,diff,nan}`: record the first steps of a training, draw them, compare two, find a NaN."""
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from oarlock.train.loop import Trainer
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Register the command."""
+    parser = subparsers.add_parser("debug", help="record, draw and compare what a training does")
+    commands = parser.add_subparsers(dest="debug_command", metavar="COMMAND", required=True)
+
+    trace = commands.add_parser(
+        "trace",
+        help="train a few steps and record all calls, gradients and digests",
+        description="Train the first steps that CONFIG describes and record them in DIR, for graph and diff. Further "
+        "words --section.key VALUE are as those of oarlock train.",
+    )
+    trace.add_argument("config", type=Path, metavar="CONFIG.toml")
+    trace.add_argument("--dir", type=Path, required=True, metavar="DIR", help="folder of the trace, and of the run")
+    trace.add_argument("--steps", type=int, default=1, help="optimizer steps (1)")
+    trace.add_argument("--digests", choices=["sha1", "md5", "digest64", "none"], default="sha1")
+    trace.set_defaults(run=run_trace, accepts_overrides=True)
+
+    graph = commands.add_parser(
+        "graph",
+        help="draw a trace",
+        description="Draw the forward and backward graph of a trace as an HTML page that needs no network, or as DOT.",
+    )
+    graph.add_argument("trace", type=Path, metavar="TRACE", help="folder or file of a trace")
+    graph.add_argument("--out", type=Path, metavar="PATH", help=".html or .dot; TRACE/graph.html by default")
+    graph.add_argument("--only", choices=["forward", "backward"], help="one of both")
+    graph.add_argument("--step", type=int, default=0, help="which iteration (0)")
+    graph.add_argument("--from", dest="start", default="", metavar="NAME", help="only what NAME leads to")
+    graph.add_argument("--to", dest="end", default="", metavar="NAME", help="only what leads to NAME")
+    graph.add_argument("--region", default="", metavar="MODULE", help="only this module and its neighbours")
+    graph.set_defaults(run=run_graph)
+
+    diff = commands.add_parser(
+        "diff",
+        help="where two traces part",
+        description="Name the first record whose inputs match and whose outputs differ. The status is 0 if the runs "
+        "are the same, 1 if they differ.",
+    )
+    diff.add_argument("a", type=Path, metavar="RUN_A")
+    diff.add_argument("b", type=Path, metavar="RUN_B")
+    diff.add_argument("--tolerance", type=float, metavar="SHARE", help="allow differences of this relative size")
+    diff.set_defaults(run=run_diff)
+
+    nan = commands.add_parser(
+        "nan",
+        help="train and name what makes the first value that is not finite",
+        description="Train the steps that CONFIG describes, watching every value: the first call or backward node "
+        "that makes a NaN is named, told from those that pass it on. The status is 1 if there is one.",
+    )
+    nan.add_argument("config", type=Path, metavar="CONFIG.toml")
+    nan.add_argument("--dir", type=Path, required=True, metavar="DIR", help="folder of the run")
+    nan.add_argument("--steps", type=int, default=1, help="optimizer steps (1)")
+    nan.set_defaults(run=run_nan, accepts_overrides=True)
+
+
+def run_trace(args: argparse.Namespace) -> int:
+    """Train under a trace and say where it is."""
+    from oarlock import debug
+
+    trainer = _trainer(args)
+    digests = None if args.digests == "none" else args.digests
+    trainer.recorder = debug.trace(trainer.model, args.dir, stacks=True, digests=digests, probes=digests is not None)
+    trainer.run()
+    print(args.dir)
+    return 0
+
+
+def run_graph(args: argparse.Namespace) -> int:
+    """Write the drawing and say where."""
+    from oarlock import debug
+
+    target = args.out or (args.trace if args.trace.is_dir() else args.trace.parent) / "graph.html"
+    if target.suffix not in (".html", ".dot"):
+        raise ValueError(f"--out {target} must end in .html or .dot")
+    graph = debug.graph_of(debug.read_records(args.trace), step=args.step, only=args.only, stacks=args.trace)
+    graph = graph.part(start=args.start, end=args.end, region=args.region)
+    print(graph.write(target))
+    return 0
+
+
+def run_diff(args: argparse.Namespace) -> int:
+    """Print the report; the status tells whether the runs differ."""
+    from oarlock import debug
+
+    report = debug.compare(debug.read_records(args.a), debug.read_records(args.b), tolerance=args.tolerance)
+    print(report.text())
+    return 0 if report.same else 1
+
+
+def run_nan(args: argparse.Namespace) -> int:
+    """Train under the watch; the status tells whether something was found."""
+    from oarlock import debug
+    from oarlock.train.divergence import NonFiniteLossError
+
+    trainer = _trainer(args)
+    found = trainer.recorder = debug.find_nonfinite(trainer.model)
+    try:
+        trainer.run()
+    except NonFiniteLossError as error:
+        print(error)
+    print(found.report())
+    return 0 if found.first is None else 1
+
+
+def _trainer(args: argparse.Namespace) -> "Trainer":
+    from oarlock.parallel import Mesh
+    from oarlock.train import load_config
+    from oarlock.train.loop import Trainer
+
+    fixed = ["--train.steps", str(args.steps), "--train.out", str(args.dir / "run"), "--train.eval_every", "0"]
+    return Trainer(load_config(args.config, [*args.overrides, *fixed]), resume="never", mesh=Mesh.build())
