@@ -44,7 +44,7 @@ MIB = 1 << 20
 def main() -> None:
     """Measure, print a table, and write rows {figure, value, detail} if asked."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="under 50 s: smaller tensors")
+    parser.add_argument("--quick", action="store_true", help="under 90 s: smaller tensors, fewer turns")
     parser.add_argument("--json", type=Path, metavar="PATH", help="write the rows there")
     parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -398,7 +398,7 @@ UNFUSE = f"""
 
 def conversion(quick: bool) -> list[Row]:
     """A Qwen3-MoE with fused experts becomes a folder of files of 128 MB, by `oarlock convert` and by transformers."""
-    num_layers, turns = (4, 2) if quick else (8, 3)
+    num_layers, turns = 4, 1 if quick else 3
     runs: dict[str, list[Any]] = {"transformers": [], "ours": []}
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         [size] = launch(1, "fused_model", folder=f"{folder}/fused", num_layers=num_layers)
