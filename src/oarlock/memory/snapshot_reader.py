@@ -65,6 +65,7 @@ def read_torch_snapshot(path: str | os.PathLike[str], *, device: int | None = No
         collected.reader = reader
         try:
             top = reader.read()
+            reader.memo.clear()
             return collected.recording(top, device, Path(path).name)
         except (PickleError, KeyError, TypeError, OverflowError) as error:
             why = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
@@ -155,8 +156,12 @@ class _Collector:
         if device not in used and not (0 <= device < len(counts) and counts[device]):
             known = sorted({*used, *(i for i, count in enumerate(counts) if count)})
             raise PickleError(f"nothing is told of device {device}, but of {', '.join(map(str, known)) or 'none'}")
-        events = np.concatenate([np.zeros(0, EVENT), *self.chunks])
-        self.chunks = []
+        events = np.empty(sum(map(len, self.chunks)), EVENT)
+        end = events.size
+        while self.chunks:  # each goes as soon as it is copied: there is no moment with all of them twice
+            chunk = self.chunks.pop()
+            end -= chunk.size
+            events[end : end + chunk.size] = chunk
         if len(events) != sum(counts):
             raise PickleError(f"{sum(counts)} entries of traces, but {len(events)} of them tell what happened")
         before = sum(counts[:device]) if device < len(counts) else len(events)
