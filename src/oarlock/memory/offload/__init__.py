@@ -3,6 +3,7 @@
 from oarlock.memory.offload.apply import Applied
 from oarlock.memory.offload.checkpoint import checkpoint
 from oarlock.memory.offload.meter import Meter
+from oarlock.memory.offload.optimizer import OptimizerTier
 from oarlock.memory.offload.plan import Plan, make_plan, parse_budget
 from oarlock.memory.offload.profile import Profile, profile
 from oarlock.memory.offload.tiers import FileTier, HostTier, PinnedTier, Tier
@@ -12,6 +13,7 @@ __all__ = [
     "FileTier",
     "HostTier",
     "Meter",
+    "OptimizerTier",
     "PinnedTier",
     "Plan",
     "Profile",

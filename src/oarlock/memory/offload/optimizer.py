@@ -1,0 +1,139 @@
+"""Optimizer states in a second tier: a step takes them in by parts, each in time for its slot, and sends them back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from oarlock.memory.offload.tiers import Copying, Place, Tier
+
+
+class OptimizerTier:
+    """Steps an optimizer part by part; between steps its states are in the tier.
+
+    The result is that of a whole step for optimizers that treat each parameter alone, as torch's do.
+
+    Args:
+        optimizer: any whose states are tensors; its learning rates and groups may be changed as usual.
+        tier: where the states go.
+        part_bytes: parameters of a part; states of two parts are on the device at a time.
+        min_bytes: smaller states stay.
+    """
+
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, tier: Tier, *, part_bytes: int = 64 << 20, min_bytes: int = 1 << 12
+    ) -> None:
+        self.optimizer, self._tier, self._min_bytes = optimizer, tier, min_bytes
+        self._part_bytes = part_bytes
+        self._away: dict[Tensor, _Away] = {}
+
+    def step(self, closure: Callable[[], Any] | None = None) -> None:
+        """optimizer.step(), one part after the other; the next part's states come while one is computed.
+
+        Raises:
+            ValueError: a closure is given: it would be called for each part.
+        """
+        if closure is not None:
+            raise ValueError("a closure cannot be evaluated between the parts of a step; call step() without one")
+        parts = self._parts()
+        groups = self.optimizer.param_groups
+        whole = [group["params"] for group in groups]
+        if parts:
+            self._fetch(parts[0])
+        leaving: list[Tensor] = []
+        try:
+            for number, part in enumerate(parts):
+                if number + 1 < len(parts):
+                    self._fetch(parts[number + 1])
+                self._arrived(part)
+                chosen = set(part)
+                for group, params in zip(groups, whole, strict=True):
+                    group["params"] = [p for p in params if p in chosen]
+                self.optimizer.step()
+                self._release(leaving)
+                leaving = self._send(part)
+        finally:
+            for group, params in zip(groups, whole, strict=True):
+                group["params"] = params
+        self._release(leaving)
+
+    def load(self) -> None:
+        """Brings all states back, to save or change them; the next step sends them out again."""
+        parameters = list({state: None for part in self._parts() for p in part for state in self._states(p)})
+        for state in parameters:
+            if state in self._away:
+                self._away[state].fetch(self._tier)
+        for state in parameters:
+            if state in self._away:
+                self._away.pop(state).arrived()
+
+    def _parts(self) -> list[list[Tensor]]:
+        parts: list[list[Tensor]] = [[]]
+        size = 0
+        for group in self.optimizer.param_groups:
+            for p in group["params"]:
+                if size and size + p.nbytes > self._part_bytes:
+                    parts.append([])
+                    size = 0
+                parts[-1].append(p)
+                size += p.nbytes
+        return parts if parts[0] else []
+
+    def _states(self, parameter: Tensor) -> list[Tensor]:
+        state = self.optimizer.state.get(parameter, {})
+        return [
+            value
+            for value in state.values()
+            if isinstance(value, Tensor) and value.device == parameter.device and value.is_contiguous()
+        ]
+
+    def _fetch(self, part: list[Tensor]) -> None:
+        for p in part:
+            for state in self._states(p):
+                if state in self._away:
+                    self._away[state].fetch(self._tier)
+
+    def _arrived(self, part: list[Tensor]) -> None:
+        for p in part:
+            for state in self._states(p):
+                if state in self._away:
+                    self._away.pop(state).arrived()
+
+    def _send(self, part: list[Tensor]) -> list[Tensor]:
+        sent = []
+        for p in part:
+            for state in self._states(p):
+                if state.nbytes >= self._min_bytes:
+                    self._away[state] = _Away(state, self._tier)
+                    sent.append(state)
+        return sent
+
+    def _release(self, states: list[Tensor]) -> None:
+        for state in states:
+            self._away[state].release()
+
+
+class _Away:
+    """A state in the tier; the tensor itself stays, without memory."""
+
+    def __init__(self, state: Tensor, tier: Tier) -> None:
+        self._state, self._shape = state, state.shape
+        self._place: Place = tier.take(state.nbytes)
+        self._out: Copying = tier.write(self._place, state.view(-1).view(torch.uint8))
+        self._back: Copying | None = None
+
+    def release(self) -> None:
+        self._out.wait()
+        self._state.data = self._state.new_empty(0)
+
+    def fetch(self, tier: Tier) -> None:
+        if self._back is None:
+            self._state.data = self._state.new_empty(self._shape)
+            self._back = tier.read(self._place, self._state.view(-1).view(torch.uint8))
+
+    def arrived(self) -> None:
+        assert self._back is not None
+        self._back.wait()
