@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from oarlock.digest import digest64, md5, sha1
 
@@ -42,7 +43,12 @@ class Reader:
         to_local = getattr(local, "to_local", None)
         if to_local is not None:
             local = to_local()
-        if local.layout != torch.strided or local.is_quantized or local.device.type == "meta":
+        if (
+            isinstance(local, FakeTensor)
+            or local.layout != torch.strided
+            or local.is_quantized
+            or local.device.type == "meta"
+        ):
             return {}
         content: dict[str, Any] = {"digest": self._digest(local)}
         if local.dtype.is_floating_point and local.numel():

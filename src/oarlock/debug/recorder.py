@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.function import BackwardCFunction
 from torch.overrides import TorchFunctionMode
 
@@ -190,8 +191,11 @@ class Recorder(TorchFunctionMode):
             result = func(*args, **kwargs)
         else:
             result = func(*args)
-        if not isinstance(result, Tensor):
-            return self._record_results(api.name, inputs, result)
+        if type(result) is not Tensor:
+            if isinstance(result, FakeTensor):
+                return result  # torch asks itself for a shape
+            if not isinstance(result, Tensor):
+                return self._record_results(api.name, inputs, result)
         entry = known.get(id(result))
         if entry is not None and entry[0]() is result:
             return result  # as it came
@@ -275,7 +279,7 @@ class Recorder(TorchFunctionMode):
         """Module and phase of what happens now; None for the engine's own preparations."""
         node, modules = current_node(), thread.modules
         if node is None:
-            return None if thread.engines else (self._path(modules) if modules else "", "forward")
+            return None if thread.engines else (self._path(modules), "forward")
         builds = bool(thread.engines and thread.engines[-1])
         phase = "recompute" if torch.is_grad_enabled() and not builds else "backward"
         if modules:
@@ -297,7 +301,7 @@ class Recorder(TorchFunctionMode):
         """
         thread = self._thread()
         where = self._where(thread)
-        if where is None:
+        if where is None or any(isinstance(argument, FakeTensor) for argument in arguments):
             return None
         number = self._counts[api] = self._counts.get(api, 0) + 1
         functions = thread.functions
@@ -318,7 +322,8 @@ class Recorder(TorchFunctionMode):
             before = known[1] if known is not None and known[0]() is result else None
             if writes:
                 self.on_write(call, result, before)
-            if before is not None and (not writes or not before.api):
+            came = any(result is argument for argument in arguments)
+            if before is not None and (not before.api if writes else came):
                 values.append(before)  # returned as it came; or written, but a parameter keeps its name
                 continue
             fields = (call.module, call.api, call.number, -1 if single else i, result.shape, result.dtype)
@@ -354,6 +359,8 @@ class Recorder(TorchFunctionMode):
         node.register_hook(self._node_ends)
 
     def _path(self, modules: list[nn.Module]) -> str:
+        if not modules:
+            return ""
         path = self._paths.get(id(modules[-1]))
         if path is not None:
             return path
