@@ -64,11 +64,13 @@ class Wrapped:
 
     def __init__(self, tensor: Any, pack: Callable[[Tensor], Handle]) -> None:
         names, self._context = tensor.__tensor_flatten__()
-        self._inner = {name: pack(getattr(tensor, name)) for name in names}
+        inner = {name: getattr(tensor, name) for name in names}
+        self._inner = {name: pack(value) for name, value in inner.items() if isinstance(value, Tensor)}
+        self._others = {name: value for name, value in inner.items() if name not in self._inner}  # such as a mesh
         self._kind, self._shape, self._stride = type(tensor), tensor.shape, tensor.stride()
 
     def get(self) -> Tensor:
-        inner = {name: handle.get() for name, handle in self._inner.items()}
+        inner = {name: handle.get() for name, handle in self._inner.items()} | self._others
         return self._kind.__tensor_unflatten__(inner, self._context, self._shape, self._stride)
 
 
