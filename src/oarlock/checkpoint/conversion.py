@@ -166,7 +166,7 @@ class Conversion:
         """Write one file of tensors; its digests, if it is hashed."""
         computed = any(isinstance(tensor, Derived) for tensor in self.source.tensors.values())
         step = STEP_BYTES // 4 if computed else STEP_BYTES  # what is computed needs memory of its own
-        memory = torch.empty(step, dtype=torch.uint8)  # one for all steps: fresh pages cost more than copying
+        memory = torch.empty(step, dtype=torch.uint8, device="cpu")  # one: fresh pages cost more than copying
         header, ordered = self.header(names)
         with (HashedFile if hashed else CopiedFile)(path) as file:
             file.write(header)
@@ -187,7 +187,7 @@ class Conversion:
         """A box of an output: a view of the file where it lies there as it is, else in `memory` if that is enough."""
         num_bytes = box.volume * output.dtype.itemsize
         if num_bytes > len(memory):
-            memory = torch.empty(num_bytes, dtype=torch.uint8)
+            memory = torch.empty(num_bytes, dtype=torch.uint8, device="cpu")
         target = memory[:num_bytes].view(output.dtype).view(box.size)
         steps: list[Transfer]
         if isinstance(output.made_of, Relation):

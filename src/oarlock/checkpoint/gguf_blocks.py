@@ -161,7 +161,7 @@ def _pairs_of_bits(packed: Tensor) -> Tensor:
 
 
 def _looked_up(table: tuple[float, ...], codes: Tensor) -> Tensor:
-    return torch.tensor(table, dtype=torch.float32)[codes.int()]
+    return torch.tensor(table, dtype=torch.float32, device=codes.device)[codes.int()]
 
 
 BLOCKS = {

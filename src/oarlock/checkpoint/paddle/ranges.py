@@ -89,7 +89,11 @@ class RangeFile:
         self._last = None
         data = array.data
         if isinstance(data, bytes):
-            values = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+            values = (
+                torch.frombuffer(bytearray(data), dtype=torch.uint8)
+                if data
+                else torch.empty(0, dtype=torch.uint8, device="cpu")
+            )
         else:
             values = self.bytes[data.start : data.stop]
             if data.text:
