@@ -2,6 +2,7 @@
 
 from oarlock.memory.offload.apply import Applied
 from oarlock.memory.offload.checkpoint import checkpoint
+from oarlock.memory.offload.fit import fit
 from oarlock.memory.offload.meter import Meter
 from oarlock.memory.offload.optimizer import OptimizerTier
 from oarlock.memory.offload.plan import Plan, make_plan, parse_budget
@@ -19,6 +20,7 @@ __all__ = [
     "Profile",
     "Tier",
     "checkpoint",
+    "fit",
     "make_plan",
     "parse_budget",
     "profile",
