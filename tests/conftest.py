@@ -6,6 +6,10 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch is imported
 
 import pytest
 import torch
+from hypothesis import settings
+
+settings.register_profile("oarlock", deadline=None)  # a busy machine is no fault
+settings.load_profile("oarlock")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
