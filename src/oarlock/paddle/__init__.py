@@ -1,0 +1,43 @@
+# ruff: noqa: F401 - what is imported here is the namespace
+"""Paddle's API on torch: plain tensors in and out, in Paddle's convention and the industry's.
+
+import oarlock.paddle as paddle
+
+paddle.sum(x, axis=1, keepdim=True) is torch.sum(x, dim=1, keepdim=True)   # both spellings work
+paddle.patch_tensor()                                                      # x.astype("float16"), x.stop_gradient
+"""
+
+import math as _math
+
+import torch as _torch
+
+from oarlock.paddle import dtypes as _dtypes
+from oarlock.paddle import fft, framework, inplace, linalg, nn, signal, special
+from oarlock.paddle.declare import exports as _exports
+from oarlock.paddle.dtypes import CPUPlace, CUDAPinnedPlace, CUDAPlace, CustomPlace, Place, XPUPlace
+from oarlock.paddle.methods import patch_tensor, unpatch_tensor
+
+for _name, _dtype in {**_dtypes.NAMES, **_dtypes.SHORT, "float": _torch.float32}.items():
+    globals()[_name] = _dtype
+globals().update(_exports("paddle"))
+
+Tensor = _torch.Tensor
+Generator = _torch.Generator
+no_grad, enable_grad, set_grad_enabled = _torch.no_grad, _torch.enable_grad, _torch.set_grad_enabled
+dtype = _torch.dtype
+Size = _torch.Size
+e, pi, inf, nan, newaxis = _math.e, _math.pi, _math.inf, _math.nan, None
+FloatTensor, DoubleTensor, HalfTensor, BFloat16Tensor = (
+    _torch.FloatTensor,
+    _torch.DoubleTensor,
+    _torch.HalfTensor,
+    _torch.BFloat16Tensor,
+)
+IntTensor, LongTensor, ShortTensor, CharTensor, ByteTensor, BoolTensor = (
+    _torch.IntTensor,
+    _torch.LongTensor,
+    _torch.ShortTensor,
+    _torch.CharTensor,
+    _torch.ByteTensor,
+    _torch.BoolTensor,
+)

@@ -1,0 +1,6 @@
+"""`paddle.linalg`: products, decompositions and norms."""
+
+from oarlock.paddle.declare import exports
+from oarlock.paddle.tensors import linalg
+
+globals().update(exports(linalg.AT))

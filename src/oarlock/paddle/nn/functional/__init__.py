@@ -1,0 +1,13 @@
+# ruff: noqa: F401 - importing the topics declares the functions
+"""`paddle.nn.functional`: activations, losses, convolution, pooling, normalisation."""
+
+from oarlock.paddle.declare import REGISTRY as _REGISTRY
+from oarlock.paddle.declare import exports as _exports
+from oarlock.paddle.nn.functional import activation as _activation
+from oarlock.paddle.nn.functional import layers as _layers
+from oarlock.paddle.nn.functional import loss as _loss
+from oarlock.paddle.nn.functional import windows as _windows
+
+for _name in ("sigmoid", "tanh", "tanh_", "one_hot"):
+    _REGISTRY[f"paddle.nn.functional.{_name}"] = _REGISTRY[f"paddle.{_name}"]
+globals().update(_exports(_activation.AT))

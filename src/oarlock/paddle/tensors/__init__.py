@@ -1,0 +1,15 @@
+"""Functions on tensors, by topic. Importing this package declares them all."""
+
+from oarlock.paddle.tensors import (
+    creation,
+    indexing,
+    linalg,
+    logic,
+    manipulation,
+    math,
+    random,
+    reduction,
+    search,
+)
+
+__all__ = ["creation", "indexing", "linalg", "logic", "manipulation", "math", "random", "reduction", "search"]

@@ -1,0 +1,374 @@
+"""Tensors from shapes, numbers and arrays."""
+
+import builtins
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from oarlock.paddle.declare import api
+from oarlock.paddle.dtypes import DTypeLike, as_device, as_dtype, as_ints, as_number
+
+
+def finish(tensor: Tensor, requires_grad: bool = False, pin_memory: bool = False) -> Tensor:
+    """The tensor with the options that every factory takes."""
+    if pin_memory and torch.cuda.is_available():  # without CUDA there is nothing to pin for
+        tensor = tensor.pin_memory()
+    return tensor.requires_grad_() if requires_grad else tensor
+
+
+def _default(dtype: DTypeLike | None, value: Any = 1.0) -> torch.dtype:
+    if dtype is not None:
+        return as_dtype(dtype)  # type: ignore[return-value]
+    if isinstance(value, bool):
+        return torch.bool
+    return torch.complex128 if isinstance(value, builtins.complex) else torch.get_default_dtype()
+
+
+@api(variadic="shape")
+def zeros(
+    shape: Any,
+    dtype: DTypeLike | None = None,
+    *,
+    device: Any = None,
+    requires_grad: bool = False,
+    pin_memory: bool = False,
+) -> Tensor:
+    """A tensor of zeros. The dtype is the default one (float32)."""
+    return finish(
+        torch.zeros(as_ints(shape), dtype=_default(dtype), device=as_device(device)), requires_grad, pin_memory
+    )
+
+
+@api(variadic="shape")
+def ones(
+    shape: Any,
+    dtype: DTypeLike | None = None,
+    *,
+    device: Any = None,
+    requires_grad: bool = False,
+    pin_memory: bool = False,
+) -> Tensor:
+    """A tensor of ones. The dtype is the default one (float32)."""
+    return finish(
+        torch.ones(as_ints(shape), dtype=_default(dtype), device=as_device(device)), requires_grad, pin_memory
+    )
+
+
+@api(variadic="shape")
+def empty(
+    shape: Any,
+    dtype: DTypeLike | None = None,
+    *,
+    device: Any = None,
+    requires_grad: bool = False,
+    pin_memory: bool = False,
+) -> Tensor:
+    """A tensor of undefined values. The dtype is the default one (float32)."""
+    return finish(
+        torch.empty(as_ints(shape), dtype=_default(dtype), device=as_device(device)), requires_grad, pin_memory
+    )
+
+
+@api()
+def full(
+    shape: Any,
+    fill_value: Any,
+    dtype: DTypeLike | None = None,
+    *,
+    device: Any = None,
+    requires_grad: bool = False,
+    pin_memory: bool = False,
+) -> Tensor:
+    """A tensor filled with one value. An integer gives the default dtype (float32), where torch gives int64."""
+    value = as_number(fill_value)
+    if isinstance(value, str):
+        value = float(value)
+    made = torch.full(as_ints(shape), value, dtype=_default(dtype, value), device=as_device(device))
+    return finish(made, requires_grad, pin_memory)
+
+
+def _like(x: Tensor, dtype: DTypeLike | None, device: Any) -> dict[str, Any]:
+    return {"dtype": as_dtype(dtype) or x.dtype, "device": as_device(device) or x.device}
+
+
+@api()
+def zeros_like(
+    x: Tensor,
+    dtype: DTypeLike | None = None,
+    *,
+    device: Any = None,
+    requires_grad: bool = False,
+    pin_memory: bool = False,
+) -> Tensor:
+    """Zeros of the shape, dtype and device of `x`."""
+    return finish(torch.zeros_like(x, **_like(x, dtype, device)), requires_grad, pin_memory)
+
+
+@api()
+def ones_like(
+    x: Tensor,
+    dtype: DTypeLike | None = None,
+    *,
+    device: Any = None,
+    requires_grad: bool = False,
+    pin_memory: bool = False,
+) -> Tensor:
+    """Ones of the shape, dtype and device of `x`."""
+    return finish(torch.ones_like(x, **_like(x, dtype, device)), requires_grad, pin_memory)
+
+
+@api()
+def empty_like(
+    x: Tensor,
+    dtype: DTypeLike | None = None,
+    *,
+    device: Any = None,
+    requires_grad: bool = False,
+    pin_memory: bool = False,
+) -> Tensor:
+    """Undefined values of the shape, dtype and device of `x`."""
+    return finish(torch.empty_like(x, **_like(x, dtype, device)), requires_grad, pin_memory)
+
+
+@api()
+def full_like(
+    x: Tensor,
+    fill_value: Any,
+    dtype: DTypeLike | None = None,
+    *,
+    device: Any = None,
+    requires_grad: bool = False,
+    pin_memory: bool = False,
+) -> Tensor:
+    """One value in the shape, dtype and device of `x`."""
+    value = float(fill_value) if isinstance(fill_value, str) else as_number(fill_value)
+    return finish(torch.full_like(x, value, **_like(x, dtype, device)), requires_grad, pin_memory)
+
+
+@api()
+def arange(
+    start: Any = 0,
+    end: Any = None,
+    step: Any = 1,
+    dtype: DTypeLike | None = None,
+    *,
+    device: Any = None,
+    requires_grad: bool = False,
+    pin_memory: bool = False,
+) -> Tensor:
+    """`start, start + step, ...` below `end`; int64 where all three are integers."""
+    first, last, by = (as_number(v) for v in (start, end, step))
+    if last is None:
+        first, last = 0, first
+    dtype = as_dtype(dtype)
+    if dtype is None:
+        given = [v.dtype for v in (start, end, step) if isinstance(v, Tensor)]
+        whole = all(isinstance(v, int) for v in (first, last, by))
+        dtype = given[0] if given else torch.int64 if whole else torch.get_default_dtype()
+    return finish(torch.arange(first, last, by, dtype=dtype, device=as_device(device)), requires_grad, pin_memory)
+
+
+@api()
+def range(
+    start: Any = 0,
+    end: Any = None,
+    step: Any = 1,
+    dtype: DTypeLike | None = None,
+    *,
+    device: Any = None,
+    requires_grad: bool = False,
+) -> Tensor:
+    """`start, start + step, ...` up to and including `end`; float32 even for integers."""
+    first, last, by = (as_number(v) for v in (start, end, step))
+    if last is None:
+        first, last = 0, first
+    count = int(np.floor((last - first) / by)) + 1
+    made = first + by * torch.arange(count, dtype=torch.float64)
+    return finish(made.to(_default(dtype)).to(as_device(device)), requires_grad)
+
+
+@api(num_rows="n", num_columns="m")
+def eye(
+    num_rows: Any,
+    num_columns: Any = None,
+    dtype: DTypeLike | None = None,
+    *,
+    device: Any = None,
+    requires_grad: bool = False,
+    pin_memory: bool = False,
+) -> Tensor:
+    """Ones on the diagonal of a `num_rows` x `num_columns` matrix."""
+    rows = int(num_rows)
+    columns = rows if num_columns is None else int(num_columns)
+    made = torch.eye(rows, columns, dtype=_default(dtype), device=as_device(device))
+    return finish(made, requires_grad, pin_memory)
+
+
+@api(stop="end", num="steps")
+def linspace(
+    start: Any, stop: Any, num: Any, dtype: DTypeLike | None = None, *, device: Any = None, requires_grad: bool = False
+) -> Tensor:
+    """`num` evenly spaced values from `start` to `stop`."""
+    made = torch.linspace(float(as_number(start)), float(as_number(stop)), int(num), dtype=_default(dtype))
+    return finish(made.to(as_device(device)), requires_grad)
+
+
+@api(stop="end", num="steps")
+def logspace(
+    start: Any,
+    stop: Any,
+    num: Any,
+    base: Any = 10.0,
+    dtype: DTypeLike | None = None,
+    *,
+    device: Any = None,
+    requires_grad: bool = False,
+) -> Tensor:
+    """`base ** v` for `num` evenly spaced `v` from `start` to `stop`."""
+    first, last, root = (float(as_number(v)) for v in (start, stop, base))
+    made = torch.logspace(first, last, int(num), root, dtype=_default(dtype))
+    return finish(made.to(as_device(device)), requires_grad)
+
+
+def _tensor_of(data: Any, dtype: torch.dtype | None) -> Tensor:
+    if isinstance(data, Tensor):
+        return data.detach().clone().to(dtype or data.dtype)
+    if isinstance(data, (np.ndarray, np.generic)):
+        return torch.tensor(data, dtype=dtype)
+    if isinstance(data, (list, tuple)) and any(isinstance(v, (Tensor, np.ndarray)) for v in data):
+        made = torch.stack([_tensor_of(v, None) for v in data])
+        return made.to(dtype or made.dtype)
+    return torch.tensor(data, dtype=dtype)
+
+
+@api("as_tensor tensor")
+def to_tensor(
+    data: Any,
+    dtype: DTypeLike | None = None,
+    place: Any = None,
+    stop_gradient: bool = True,
+    *,
+    requires_grad: bool = False,
+    pin_memory: bool = False,
+) -> Tensor:
+    """A copy of `data` (numbers, nested lists, arrays, tensors). `stop_gradient=False` records gradients."""
+    made = _tensor_of(data, as_dtype(dtype))
+    if place is not None:
+        made = made.to(as_device(place))
+    return finish(made, requires_grad or not stop_gradient, pin_memory)
+
+
+@api()
+def asarray(
+    obj: Any,
+    *,
+    dtype: DTypeLike | None = None,
+    device: Any = None,
+    copy: bool | None = None,
+    requires_grad: bool = False,
+) -> Tensor:
+    """`obj` as a tensor, sharing its memory where `copy` and the dtype allow it."""
+    return torch.asarray(obj, dtype=as_dtype(dtype), device=as_device(device), copy=copy, requires_grad=requires_grad)
+
+
+@api()
+def from_numpy(ndarray: np.ndarray) -> Tensor:
+    """A tensor that shares the memory of an array."""
+    return torch.from_numpy(ndarray)
+
+
+@api(x="input")
+def assign(x: Any, output: Tensor | None = None) -> Tensor:
+    """A copy of `x` that gradients flow through, written into `output` if given."""
+    made = x.clone() if isinstance(x, Tensor) else _tensor_of(x, None)
+    if output is None:
+        return made
+    if output.shape != made.shape:
+        output.data = torch.empty(made.shape, dtype=output.dtype, device=output.device)
+    return output.copy_(made)
+
+
+@api()
+def clone(x: Tensor) -> Tensor:
+    """A copy of `x` that gradients flow through."""
+    return x.clone()
+
+
+@api()
+def complex(real: Tensor, imag: Tensor) -> Tensor:
+    """`real + i·imag`, broadcast."""
+    real, imag = torch.broadcast_tensors(real, imag)
+    return torch.complex(real, imag)
+
+
+@api()
+def polar(abs: Tensor, angle: Tensor) -> Tensor:
+    """`abs · exp(i·angle)`."""
+    return torch.polar(abs, angle)
+
+
+@api(x="input data", offset="diagonal")
+def diag(x: Tensor, offset: int = 0, padding_value: Any = 0) -> Tensor:
+    """The matrix with diagonal `x` (elsewhere `padding_value`), or the diagonal of the matrix `x`."""
+    if x.ndim != 1 or padding_value == 0:
+        return torch.diag(x, offset)
+    return torch.diag(x, offset) + torch.where(torch.diag(torch.ones_like(x), offset) == 0, padding_value, 0).to(
+        x.dtype
+    )
+
+
+@api()
+def diagflat(x: Tensor, offset: int = 0) -> Tensor:
+    """The matrix whose diagonal is `x`, flattened."""
+    return torch.diagflat(x, offset)
+
+
+@api("paddle.nn.functional.diag_embed")
+def diag_embed(input: Tensor, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Tensor:
+    """Matrices whose diagonals are the last dimension of `input`."""
+    return torch.diag_embed(input, offset, dim1, dim2)
+
+
+@api(x="input")
+def tril(x: Tensor, diagonal: int = 0) -> Tensor:
+    """The lower triangle of the last two dimensions."""
+    return torch.tril(x, diagonal)
+
+
+@api(x="input")
+def triu(x: Tensor, diagonal: int = 0) -> Tensor:
+    """The upper triangle of the last two dimensions."""
+    return torch.triu(x, diagonal)
+
+
+@api()
+def tril_indices(row: int, col: int | None = None, offset: int = 0, dtype: DTypeLike = "int64") -> Tensor:
+    """Rows and columns, [2, n], of the entries of a lower triangle."""
+    return torch.tril_indices(row, row if col is None else col, offset).to(as_dtype(dtype))
+
+
+@api()
+def triu_indices(row: int, col: int | None = None, offset: int = 0, dtype: DTypeLike = "int64") -> Tensor:
+    """Rows and columns, [2, n], of the entries of an upper triangle."""
+    return torch.triu_indices(row, row if col is None else col, offset).to(as_dtype(dtype))
+
+
+@api()
+def meshgrid(*args: Any, indexing: str = "ij") -> list[Tensor]:
+    """One grid per one-dimensional tensor; the first varies along the first dimension."""
+    tensors = list(args[0]) if len(args) == 1 and isinstance(args[0], (list, tuple)) else list(args)
+    return list(torch.meshgrid(*tensors, indexing=indexing))
+
+
+@api()
+def vander(x: Tensor, n: int | None = None, increasing: bool = False) -> Tensor:
+    """The Vandermonde matrix: powers of `x` as columns, falling unless `increasing`."""
+    return torch.vander(x, x.shape[0] if n is None else n, increasing)
+
+
+@api()
+def one_hot(x: Tensor, num_classes: int = -1) -> Tensor:
+    """`y[..., c] = (x == c)` in the default dtype."""
+    return torch.nn.functional.one_hot(x.long(), int(num_classes)).to(torch.get_default_dtype())

@@ -1,0 +1,60 @@
+"""Record what real Paddle answers to the calls of `calls.txt`, into `golden.json`. The tests themselves need no Paddle.
+
+    python -m venv /tmp/venv && /tmp/venv/bin/pip install paddlepaddle==3.3.1
+    /tmp/venv/bin/python tests/paddle/record_golden.py [--all]
+
+Only calls without a recorded answer are run, unless `--all`. Every call runs in a forked child: some kernels kill it.
+"""
+
+import json
+import os
+import signal
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+import paddle_cases as cases
+
+
+def answer(expression: str, paddle: Any) -> Any:
+    """The plain result of a call in a forked child, or {"error": what happened}."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(read)
+        signal.alarm(20)
+        try:
+            result = cases.evaluate(expression, paddle)
+        except Exception as error:
+            result = {"error": f"{type(error).__name__}: {str(error)[:200]}"}
+        with os.fdopen(write, "w") as pipe:
+            json.dump(result, pipe)
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as pipe:
+        text = pipe.read()
+    _, status = os.waitpid(child, 0)
+    return json.loads(text) if text else {"error": f"died with status {status}"}
+
+
+def main() -> None:
+    """Record, and print the calls that failed."""
+    warnings.simplefilter("ignore")
+    import paddle
+
+    known = {} if "--all" in sys.argv or not cases.GOLDEN.exists() else json.loads(cases.GOLDEN.read_text())
+    answers = {}
+    for expression in cases.calls():
+        answers[expression] = known.get(expression) or answer(expression, paddle)
+        if isinstance(answers[expression], dict) and "error" in answers[expression]:
+            print(expression, "->", answers[expression]["error"].splitlines()[0])
+            answers.pop(expression)
+    lines = ",\n".join(f"{json.dumps(e)}: {json.dumps(a, separators=(',', ':'))}" for e, a in answers.items())
+    cases.GOLDEN.write_text("{\n" + lines + "\n}\n")
+    print(f"{len(answers)} answers in {cases.GOLDEN}")
+
+
+if __name__ == "__main__":
+    main()
