@@ -11,8 +11,8 @@ import math as _math
 
 import torch as _torch
 
+from oarlock.paddle import compat, fft, framework, inplace, linalg, nn, signal, special
 from oarlock.paddle import dtypes as _dtypes
-from oarlock.paddle import fft, framework, inplace, linalg, nn, signal, special
 from oarlock.paddle.declare import exports as _exports
 from oarlock.paddle.dtypes import CPUPlace, CUDAPinnedPlace, CUDAPlace, CustomPlace, Place, XPUPlace
 from oarlock.paddle.methods import patch_tensor, unpatch_tensor
