@@ -54,6 +54,28 @@ def test_the_average_is_the_sum_that_it_says(start: Start, decay: float) -> None
     assert average.num_updates == 0
 
 
+def test_nothing_of_the_first_weights_is_left() -> None:
+    """Not even where they are no numbers, as in memory that is filled only after the average was made."""
+    model = nn.Linear(3, 2).bfloat16()
+    nn.init.constant_(model.weight, float("nan"))
+    nn.init.constant_(model.bias, float("inf"))
+    average = WeightAverage(model, 0.9)
+    for parameter in model.parameters():
+        nn.init.normal_(parameter)
+    average.update()
+    for name, tensor in average.tensors().items():
+        assert torch.equal(tensor, model.get_parameter(name).float())
+
+
+def test_a_model_without_parameters() -> None:
+    """Such as a stage of a pipeline that only reshapes."""
+    average = WeightAverage(nn.Flatten(), 0.9)
+    average.update()
+    average.update()
+    with average.applied():
+        assert average.tensors() == {}
+
+
 def test_half_precision_is_averaged_in_float32() -> None:
     model = nn.Linear(4, 4).bfloat16()
     average = WeightAverage(model, 0.999, "weights")

@@ -49,7 +49,10 @@ class WeightAverage:
         self.num_updates += 1
         weight = 1 - self._decay(self.num_updates)
         weights = [p.detach().to(a.dtype) for p, a in zip(self._parameters, self._averages, strict=True)]
-        _lerp(self._averages, weights, weight)
+        if weight == 1:  # by the formula 0 a + w is w; in floating point what is not finite in `a` would stay
+            _copy(weights, self._averages)
+        else:
+            _lerp(self._averages, weights, weight)
 
     def tensors(self) -> dict[str, Tensor]:
         """The model's state with the averages in the place of the parameters; what is no parameter is as it is."""
@@ -87,7 +90,7 @@ def _state(model: nn.Module) -> Iterable[tuple[str, Tensor]]:
 
 def _lerp(averages: list[Tensor], weights: list[Tensor], weight: float) -> None:
     """All in one call where torch has it, which saves a kernel launch per tensor."""
-    if (together := getattr(torch, "_foreach_lerp_", None)) is not None:
+    if averages and (together := getattr(torch, "_foreach_lerp_", None)) is not None:
         together(averages, weights, weight)
         return
     for a, w in zip(averages, weights, strict=True):
