@@ -23,6 +23,7 @@ COMMANDS = {
     "debug": "record, draw and compare what a training does",
     "plan": "parameters, FLOPs and memory of a configuration, without allocating",
     "bench": "run a benchmark and compare it with an earlier one",
+    "paddle": "what of Paddle's API exists on torch",
     "doctor": "what this installation can do, and why not",
 }
 

@@ -5,11 +5,26 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.nn import Unfold
 
 from oarlock.paddle.compat import nn
 from oarlock.paddle.compat.spelling import torch_spelling
 
-__all__ = ["equal", "max", "median", "min", "nanmedian", "nn", "seed", "slogdet", "softmax", "sort", "split", "unique"]
+__all__ = [
+    "Unfold",
+    "equal",
+    "max",
+    "median",
+    "min",
+    "nanmedian",
+    "nn",
+    "seed",
+    "slogdet",
+    "softmax",
+    "sort",
+    "split",
+    "unique",
+]
 
 
 @functools.wraps(torch.softmax)
