@@ -158,7 +158,17 @@ def test_a_run_goes_on_with_its_average(tiny: Callable[..., Path], capsys: pytes
     found, expected = open_tensors(converted).read(), open_tensors(exported).read()
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+    assert (converted / "tokenizer.json").read_bytes() == (exported / "tokenizer.json").read_bytes()
+    assert main(["generate", str(converted), "the oar", "--max-new-tokens", "2"]) == 0
     capsys.readouterr()
+    for folder in (last.parent, last.parent.parent):
+        for command in (
+            ["inspect"],
+            ["inspect", "--group", "ema"],
+            ["convert", str(converted / "x"), "--group", "ema"],
+        ):
+            assert main([command[0], str(folder), *command[1:]]) != 0
+            assert f"did you mean the checkpoint {last}?" in capsys.readouterr().err
     assert main(["inspect", str(last), "--group", "ema"]) == 0
     shown = capsys.readouterr().out
     assert "ema:" in shown

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from oarlock.checkpoint.boxes import Box
 from oarlock.checkpoint.dtypes import dtype_from_safetensors
-from oarlock.checkpoint.manifest import CheckpointError
+from oarlock.checkpoint.manifest import MANIFEST_NAME, CheckpointError
 from oarlock.checkpoint.mapped_file import MappedFile
 from oarlock.checkpoint.near_miss import near_names
 from oarlock.checkpoint.source import TensorSource
@@ -42,7 +42,9 @@ def open_safetensors(path: str | PathLike[str]) -> TensorSource:
         return _indexed(path, indices[0])
     files = sorted(path.glob("*.safetensors"))
     if not files:
-        raise CheckpointError(f"{path} has no .safetensors file")
+        found = sorted(m.parent for depth in ("*", "checkpoints/*") for m in path.glob(f"{depth}/{MANIFEST_NAME}"))
+        hint = f"; did you mean the checkpoint {found[-1]}?" if found else ""
+        raise CheckpointError(f"{path} has no .safetensors file{hint}")
     return _source(path, files, None)
 
 

@@ -104,6 +104,7 @@ def _opened(args: argparse.Namespace) -> tuple["TensorSource", dict[str, bytes],
     from oarlock.checkpoint.manifest import MANIFEST_NAME
 
     if args.group != "model" and not (args.source / MANIFEST_NAME).is_file():
+        open_tensors(args.source)  # what is no model at all has a message of its own
         raise ValueError(f"{args.source} has no groups; only checkpoints of Oarlock have, leave out --group")
     if args.aoa or not is_gguf(args.source):
         return open_tensors(args.source, args.group), _companions(args.source, args.dtype), []
@@ -128,11 +129,13 @@ def _program(args: argparse.Namespace, source: "TensorSource") -> str | None:
 
 
 def _companions(source: Path, dtype: str | None) -> dict[str, bytes]:
-    """Configuration and tokenizer next to the weights; a config.json says the new dtype."""
+    """Configuration and tokenizer next to the weights, or of their run; a config.json says the new dtype."""
     if not source.is_dir():
         return {}
-    paths = {path for pattern in _COPIED for path in source.glob(pattern) if path.is_file()}
-    files = {path.name: _content(path) for path in sorted(paths)}
+    run = source.parent.parent  # of `oarlock train`, which keeps the tokenizer once
+    folders = [run / "tokenizer"] * (source.parent.name == "checkpoints" and (run / "config.toml").is_file()) + [source]
+    paths = (path for folder in folders for pattern in _COPIED for path in folder.glob(pattern) if path.is_file())
+    files = {name: _content(path) for name, path in sorted({path.name: path for path in paths}.items())}
     if dtype and "config.json" in files:
         config = json.loads(files["config.json"])
         config["dtype" if "dtype" in config else "torch_dtype"] = dtype

@@ -18,7 +18,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         description="Show tensors, shapes, dtypes, pieces and ties. Only headers are read, unless --verify.",
     )
     parser.add_argument(
-        "path", type=Path, metavar="DIR", help="checkpoint, Hugging Face folder, DCP, .safetensors, .gguf"
+        "path", type=Path, metavar="DIR", help="checkpoint, Hugging Face folder, DCP, .safetensors, .gguf, Paddle"
     )
     parser.add_argument("--group", metavar="NAME", help="only this group of a checkpoint, such as model or ema")
     parser.add_argument("--verify", action="store_true", help="compare all bytes with their digests")
@@ -56,10 +56,10 @@ def describe(path: Path, *, verify: bool, group: str | None = None) -> dict[str,
         checksums = "verified" if verify else "not verified; --verify reads all bytes"
     elif verify:
         raise ValueError(f"{path} has no digests to verify; only checkpoints of Oarlock have")
-    elif group not in (None, "model"):
-        raise ValueError(f"{path} has no groups; only checkpoints of Oarlock have")
     else:
         sources = {"model": open_tensors(path)}
+        if group not in (None, "model"):
+            raise ValueError(f"{path} has no groups; only checkpoints of Oarlock have")
     tensors, sizes = [], {}
     for group, source in sources.items():
         check_layout(source)
