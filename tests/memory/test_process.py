@@ -1,6 +1,7 @@
 """Threads, forks, the end of the process, several devices, and a kernel without mappings to spare."""
 
 import ctypes
+import mmap
 import os
 import subprocess
 import sys
@@ -146,6 +147,7 @@ def test_the_process_ends_with_live_memory() -> None:
 
 MAPPINGS = """
 import ctypes
+import mmap
 from oarlock.memory import DriverError, Pool
 
 libc = ctypes.CDLL(None, use_errno=True)
@@ -206,3 +208,42 @@ def test_each_pool_acts_on_its_own_memory() -> None:
         first.free(a)
         first.trim()
         assert ctypes.string_at(b, PAGE) == b"\x05" * PAGE
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the host drivers need Linux")
+@pytest.mark.parametrize("driver", ["host", "host_memfd"])
+def test_other_threads_map_memory_while_pages_move(driver: str) -> None:
+    """No address that a page leaves is another thread's for a moment: neither loses what it wrote."""
+    size, done, broken = 64 << 10, threading.Event(), threading.Event()
+
+    def map_and_unmap() -> None:
+        while not done.is_set():
+            maps = [mmap.mmap(-1, size) for _ in range(16)]  # where the kernel likes, such as an address just left
+            for i, m in enumerate(maps):
+                m[:] = bytes([i + 1]) * size
+            if any(m[:] != bytes([i + 1]) * size for i, m in enumerate(maps)):
+                broken.set()
+            for m in maps:
+                m.close()
+
+    threads = [threading.Thread(target=map_and_unmap, daemon=True) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(10):
+            with Pool(64 * size, driver=driver, page_bytes=size) as pool:
+                addrs = [pool.malloc(size) for _ in range(64)]
+                for i, addr in enumerate(addrs):
+                    ctypes.memset(addr, i + 1, size)
+                for addr in addrs[1::2]:
+                    pool.free(addr)
+                ctypes.memset(pool.malloc(24 * size), 255, 24 * size)
+                for i, addr in list(enumerate(addrs))[::2]:
+                    assert ctypes.string_at(addr, size) == bytes([i + 1]) * size
+                assert pool.stats().moved_pages >= 23
+                pool.check()
+    finally:
+        done.set()
+        for thread in threads:
+            thread.join(60)
+    assert not broken.is_set()
