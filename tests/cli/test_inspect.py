@@ -25,7 +25,9 @@ def test_a_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert found["tree"]["model.l"] == 16
     assert "l.*.w" in (tmp_path / "page.html").read_text()
     assert main(["inspect", str(path)]) == 0
-    assert "not verified" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "not verified" in shown
+    assert "same as" in shown
 
 
 def test_1e5_tensors_in_bounded_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -38,6 +40,7 @@ def test_1e5_tensors_in_bounded_time(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert time.process_time() - begun < 30  # it takes 1 to 2 s; a quadratic step would take minutes
     out = capsys.readouterr().out
     assert "100000" in out
+    assert "same as" not in out, "a column of nothing takes room from the names"
     assert "\x1b" not in out
     assert main(["inspect", str(path), "--verify"]) == 2
     assert "no digests" in capsys.readouterr().err

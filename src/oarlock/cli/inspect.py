@@ -152,9 +152,10 @@ def _print(found: dict[str, Any]) -> None:
         (("below", "size"), _sizes(found, "tree")),
     )
     for header, rows in tables:
-        table = Table(*header, box=None, pad_edge=False)
+        shown = [k for k, title in enumerate(header) if title != "same as" or any(row[k] for row in rows)]
+        table = Table(*(header[k] for k in shown), box=None, pad_edge=False)
         for row in rows:
-            table.add_row(*map(Text, row))
+            table.add_row(*(Text(row[k]) for k in shown))
         console.print(table)
 
 
