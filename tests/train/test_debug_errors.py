@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_run import write_config
 
 from oarlock.train import load_config, train
 from oarlock.train.divergence import NonFiniteLossError
 from oarlock.train.loop import Trainer
+from tiny_run import write_config
 
 
 def test_a_diverged_run_names_the_producer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
