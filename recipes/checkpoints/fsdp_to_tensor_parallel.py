@@ -96,6 +96,7 @@ def main() -> None:
             "optimizer": checkpoint.optimizer_tensors(optimizer, model.named_parameters()),
         },
     )
+    dist.barrier()  # no rank leaves while another one still talks to it
     dist.destroy_process_group()
 
 
