@@ -34,10 +34,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +47,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from _checkpoint_planning import Row, aoa_row, plan_row, row
+from _peak_memory import peak_memory
 
 NUM_TENSORS, SIZE = 32, 2048
 SAVERS, LOADERS = 2, 4
@@ -169,7 +169,7 @@ def work(what: str, path: str, num_tensors: str) -> None:
     action = ACTIONS[task, name](local, path, rank, size)
     gc.collect()  # going through what the imports made takes 60 ms, and would hit whoever allocates at that moment
     # no second thread beside a save: megatron-core forks its writers
-    with peak_memory() if task == "load" else contextlib.nullcontext([0.0]) as peak:
+    with peak_memory() if task == "load" else contextlib.nullcontext([0]) as peak:
         dist.barrier()
         before, start = cpu_seconds(), time.perf_counter()
         action()
@@ -178,7 +178,7 @@ def work(what: str, path: str, num_tensors: str) -> None:
         for i, tensor in enumerate(local.values()):
             assert torch.equal(tensor, expected(i)[:, rank * count : (rank + 1) * count]), (name, i)
     dist.barrier()
-    print("\n" + json.dumps({"wall": wall, "cpu": cpu, "extra": peak[0]}), flush=True)
+    print("\n" + json.dumps({"wall": wall, "cpu": cpu, "extra": peak[0] / 2**20}), flush=True)
     for process in multiprocessing.active_children():  # megatron-core's writers, which would hold the output open
         process.kill()
     os._exit(0)  # some contestants leave threads behind
@@ -196,33 +196,6 @@ def cpu_seconds() -> float:
         fields = Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()
         seconds += sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")  # its own and its finished children's
     return seconds
-
-
-@contextlib.contextmanager
-def peak_memory() -> Iterator[list[float]]:
-    """Largest anonymous memory in the block beyond that at its start, MiB; looked at every 2 ms."""
-    peak, done = [0.0], threading.Event()
-    start = anonymous_mib()
-
-    def watch() -> None:
-        while not done.wait(0.002):
-            peak[0] = max(peak[0], anonymous_mib() - start)
-
-    thread = threading.Thread(target=watch)
-    thread.start()
-    try:
-        yield peak
-    finally:
-        done.set()
-        thread.join()
-
-
-def anonymous_mib() -> float:
-    """Anonymous memory of this process."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("RssAnon"):
-            return int(line.split()[1]) / 1024
-    raise RuntimeError("no RssAnon in /proc/self/status")
 
 
 Action = Callable[[], object]

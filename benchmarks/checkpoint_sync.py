@@ -24,10 +24,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +34,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch is imported
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from _peak_memory import peak_memory
 
 Row = dict[str, Any]
 MIB = 1 << 20
@@ -476,32 +476,6 @@ def same_folders_worker(first: str, second: str) -> None:
     assert any("experts.31.gate_proj" in name for name in one.tensors)
     for name in one.tensors:
         assert torch.equal(one.read([name])[name], other.read([name])[name]), name
-
-
-@contextmanager
-def peak_memory() -> Iterator[list[int]]:
-    """Largest anonymous memory in the block beyond that at its start, bytes; looked at every 2 ms."""
-    peak, done, start = [0], threading.Event(), anonymous_bytes()
-
-    def watch() -> None:
-        while not done.wait(0.002):
-            peak[0] = max(peak[0], anonymous_bytes() - start)
-
-    thread = threading.Thread(target=watch)
-    thread.start()
-    try:
-        yield peak
-    finally:
-        done.set()
-        thread.join()
-
-
-def anonymous_bytes() -> int:
-    """Anonymous memory of this process."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("RssAnon"):
-            return int(line.split()[1]) * 1024
-    raise RuntimeError("no RssAnon in /proc/self/status")
 
 
 FIGURES = (sync, merging, exchanging, conversion)
