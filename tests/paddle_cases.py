@@ -7,12 +7,17 @@ from typing import Any
 import numpy as np
 
 FOLDER = Path(__file__).parent / "paddle"
-GOLDEN = FOLDER / "golden.json"
+GOLDEN = FOLDER / "golden"  # one file of recorded answers per topic
 
 
-def calls() -> list[str]:
-    """The expressions of `calls.txt`, one a line; `#` starts a comment line."""
-    lines = (FOLDER / "calls.txt").read_text(encoding="utf-8").splitlines()
+def topics() -> list[str]:
+    """The topics that have calls: the names of `calls/*.txt`."""
+    return sorted(path.stem for path in (FOLDER / "calls").glob("*.txt"))
+
+
+def calls(topic: str) -> list[str]:
+    """The expressions of `calls/<topic>.txt`, one a line; `#` starts a comment line."""
+    lines = (FOLDER / "calls" / f"{topic}.txt").read_text(encoding="utf-8").splitlines()
     return [line for line in lines if line and not line.startswith("#")]
 
 

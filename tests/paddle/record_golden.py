@@ -1,7 +1,7 @@
-"""Record what real Paddle answers to the calls of `calls.txt`, into `golden.json`. The tests themselves need no Paddle.
+"""Record what real Paddle answers to the calls of `calls/*.txt`, into `golden/*.json`. The tests need no Paddle.
 
     python -m venv /tmp/venv && /tmp/venv/bin/pip install paddlepaddle==3.3.1
-    /tmp/venv/bin/python tests/paddle/record_golden.py [--all]
+    /tmp/venv/bin/python tests/paddle/record_golden.py [--all] [TOPIC ...]
 
 Only calls without a recorded answer are run, unless `--all`. Every call runs in a forked child: some kernels kill it.
 """
@@ -44,16 +44,19 @@ def main() -> None:
     warnings.simplefilter("ignore")
     import paddle
 
-    known = {} if "--all" in sys.argv or not cases.GOLDEN.exists() else json.loads(cases.GOLDEN.read_text())
-    answers = {}
-    for expression in cases.calls():
-        answers[expression] = known.get(expression) or answer(expression, paddle)
-        if isinstance(answers[expression], dict) and "error" in answers[expression]:
-            print(expression, "->", answers[expression]["error"].splitlines()[0])
-            answers.pop(expression)
-    lines = ",\n".join(f"{json.dumps(e)}: {json.dumps(a, separators=(',', ':'))}" for e, a in answers.items())
-    cases.GOLDEN.write_text("{\n" + lines + "\n}\n")
-    print(f"{len(answers)} answers in {cases.GOLDEN}")
+    chosen = [word for word in sys.argv[1:] if not word.startswith("-")] or cases.topics()
+    for topic in chosen:
+        path = cases.GOLDEN / f"{topic}.json"
+        known = json.loads(path.read_text()) if path.exists() and "--all" not in sys.argv else {}
+        answers = {}
+        for expression in cases.calls(topic):
+            answers[expression] = known.get(expression) or answer(expression, paddle)
+            if isinstance(answers[expression], dict) and "error" in answers[expression]:
+                print(expression, "->", answers[expression]["error"].splitlines()[0])
+                answers.pop(expression)
+        lines = ",\n".join(f"{json.dumps(e)}: {json.dumps(a, separators=(',', ':'))}" for e, a in answers.items())
+        path.write_text("{\n" + lines + "\n}\n")
+        print(f"{len(answers)} answers in {path}")
 
 
 if __name__ == "__main__":

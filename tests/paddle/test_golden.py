@@ -11,7 +11,11 @@ import torch
 import oarlock.paddle as paddle
 from paddle_cases import GOLDEN, evaluate
 
-ANSWERS: dict[str, Any] = json.loads(GOLDEN.read_text(encoding="utf-8"))
+ANSWERS: dict[str, Any] = {
+    expression: answer
+    for path in sorted(GOLDEN.glob("*.json"))
+    for expression, answer in json.loads(path.read_text(encoding="utf-8")).items()
+}
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     """Register the command."""
     parser = subparsers.add_parser("paddle", help="what of Paddle's API exists on torch", description=__doc__)
     parser.add_argument("what", choices=["coverage"], help="coverage: a Markdown table, one line per announced API")
-    parser.add_argument("--golden", type=Path, help="recorded answers (tests/paddle/golden.json of a checkout)")
+    parser.add_argument("--golden", type=Path, help="recorded answers (tests/paddle/golden of a checkout)")
     parser.set_defaults(run=run)
 
 

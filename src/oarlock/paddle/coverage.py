@@ -29,8 +29,9 @@ def announced() -> list[tuple[str, str]]:
 
 
 def rows(golden: Path | None = None) -> list[Row]:
-    """The state of every announced API; `golden` is the file of recorded answers of the tests."""
-    calls = "\n".join(json.loads(golden.read_text(encoding="utf-8"))) if golden else ""
+    """The state of every announced API; `golden` is the folder of recorded answers of the tests."""
+    files = sorted(golden.glob("*.json")) if golden else []
+    calls = "\n".join(call for file in files for call in json.loads(file.read_text(encoding="utf-8")))
     names = paddle.patch_tensor()
     try:
         return [Row(name, group, _state(name, calls)) for name, group in announced()]
