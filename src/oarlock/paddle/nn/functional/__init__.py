@@ -4,8 +4,10 @@
 from oarlock.paddle.declare import REGISTRY as _REGISTRY
 from oarlock.paddle.declare import exports as _exports
 from oarlock.paddle.nn.functional import activation as _activation
+from oarlock.paddle.nn.functional import convolution as _convolution
 from oarlock.paddle.nn.functional import layers as _layers
 from oarlock.paddle.nn.functional import loss as _loss
+from oarlock.paddle.nn.functional import pooling as _pooling
 from oarlock.paddle.nn.functional import windows as _windows
 
 for _name in ("sigmoid", "tanh", "tanh_", "one_hot"):

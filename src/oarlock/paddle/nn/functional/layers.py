@@ -8,18 +8,7 @@ from torch import Tensor
 
 from oarlock.paddle.declare import api
 from oarlock.paddle.dtypes import DTypeLike, as_dtype, as_ints
-
-AT = "paddle.nn.functional"
-
-
-def channels_first(x: Tensor, data_format: str) -> Tensor:
-    """`x` with the channels as the second dimension."""
-    return x if data_format.startswith("NC") else x.movedim(-1, 1)
-
-
-def channels_back(x: Tensor, data_format: str) -> Tensor:
-    """The inverse of `channels_first`."""
-    return x if data_format.startswith("NC") else x.movedim(1, -1)
+from oarlock.paddle.nn.functional.extents import AT, channels_back, channels_first
 
 
 @api(at=AT)
@@ -278,24 +267,6 @@ def zeropad2d(x: Tensor, padding: Any, data_format: str = "NCHW") -> Tensor:
 
 
 @api(at=AT)
-def pixel_shuffle(x: Tensor, upscale_factor: int, data_format: str = "NCHW") -> Tensor:
-    """Channels moved into space: [N, C·r², H, W] to [N, C, H·r, W·r]."""
-    return channels_back(F.pixel_shuffle(channels_first(x, data_format), upscale_factor), data_format)
-
-
-@api(at=AT)
-def pixel_unshuffle(x: Tensor, downscale_factor: int, data_format: str = "NCHW") -> Tensor:
-    """The inverse of `pixel_shuffle`."""
-    return channels_back(F.pixel_unshuffle(channels_first(x, data_format), downscale_factor), data_format)
-
-
-@api(at=AT)
-def channel_shuffle(x: Tensor, groups: int, data_format: str = "NCHW") -> Tensor:
-    """Channels of groups interleaved."""
-    return channels_back(F.channel_shuffle(channels_first(x, data_format), groups), data_format)
-
-
-@api(at=AT)
 def affine_grid(theta: Tensor, out_shape: Any, align_corners: bool = True) -> Tensor:
     """The sampling grid of affine maps; `align_corners` is True, where torch's default is False."""
     return F.affine_grid(theta, as_ints(out_shape), align_corners)
@@ -338,14 +309,3 @@ def sequence_mask(x: Tensor, maxlen: Any = None, dtype: DTypeLike = "int64") -> 
     """`y[..., j] = j < x`, for j below `maxlen` (the largest of `x`)."""
     length = int(x.max()) if maxlen is None else int(maxlen)
     return (torch.arange(length, device=x.device) < x.unsqueeze(-1)).to(as_dtype(dtype))
-
-
-@api(at=AT)
-def temporal_shift(x: Tensor, seg_num: int, shift_ratio: float = 0.25, *, data_format: str = "NCHW") -> Tensor:
-    """The first channels moved one step back in time, the next ones one step ahead."""
-    first = channels_first(x, data_format)
-    frames = first.unflatten(0, (-1, seg_num))
-    a, b = int(first.shape[1] * shift_ratio), int(first.shape[1] * 2 * shift_ratio)
-    back = F.pad(frames[:, :-1, :a], (0, 0, 0, 0, 0, 0, 1, 0))
-    ahead = F.pad(frames[:, 1:, a:b], (0, 0, 0, 0, 0, 0, 0, 1))
-    return channels_back(torch.cat([back, ahead, frames[:, :, b:]], 2).flatten(0, 1), data_format)
