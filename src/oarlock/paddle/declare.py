@@ -5,14 +5,16 @@
 - variadic sizes: `zeros(2, 3)` for `zeros([2, 3])`;
 - a true `__signature__`: the parameters of Paddle first, then the aliases as keywords.
 
-The registry of declarations is what the namespaces, the tensor methods, the stubs and the coverage page are made from.
+The public function is compiled from source text in which every spelling is a real parameter, so that Python itself
+binds them: a call costs a few identity tests more than an empty wrapper. The registry of declarations is what the
+namespaces, the tensor methods, the strict mode, the stubs and the coverage page are made from.
 """
 
 import functools
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -44,6 +46,16 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
 MISSING = inspect.Parameter.empty
 
 
+class _NotGiven:
+    """The default of a parameter that can be given by more than one name."""
+
+    def __repr__(self) -> str:
+        return "<not given>"
+
+
+NOT_GIVEN = _NotGiven()
+
+
 @dataclass(frozen=True)
 class Declaration:
     """What is known of one public function."""
@@ -52,6 +64,10 @@ class Declaration:
     function: Callable[..., Any]
     signature: inspect.Signature
     aliases: Mapping[str, str]  # alias -> parameter
+    forbidden: tuple[str, ...]  # torch's spellings of a conflicting name
+    variadic: str  # the parameter that may be given as several integers
+    implementation: Callable[..., Any]
+    slot: dict[str, Any]  # its "_call" is what the public function calls: the implementation, or a mode's version
 
 
 REGISTRY: dict[str, Declaration] = {}
@@ -84,9 +100,13 @@ def api(
             word if word.startswith("paddle.") else f"{at}.{word}"
             for word in [*([] if bare else [own]), *names.split()]
         )
-        spelling = _spellings(implementation, aliases, compat.split())
-        function = _public(implementation, full[0], spelling, variadic, out, compat.split())
-        declaration = Declaration(full, function, inspect.signature(function), spelling)
+        forbidden = tuple(compat.split())
+        spelling = _spellings(implementation, aliases, forbidden)
+        slot: dict[str, Any] = {}
+        function = _public(implementation, full[0], spelling, variadic, out, forbidden, slot)
+        declaration = Declaration(
+            full, function, inspect.signature(function), spelling, forbidden, variadic, implementation, slot
+        )
         for name in full:
             REGISTRY[name] = declaration
         return function
@@ -100,7 +120,9 @@ def exports(namespace: str) -> dict[str, Callable[..., Any]]:
     return {short: REGISTRY[f"{where}.{short}"].function for where, _, short in split if where == namespace}
 
 
-def _spellings(implementation: Callable[..., Any], aliases: Mapping[str, str], forbidden: list[str]) -> dict[str, str]:
+def _spellings(
+    implementation: Callable[..., Any], aliases: Mapping[str, str], forbidden: tuple[str, ...]
+) -> dict[str, str]:
     parameters = inspect.signature(implementation).parameters
     found: dict[str, str] = {}
     for name in parameters:
@@ -115,63 +137,116 @@ def _public(
     spelling: Mapping[str, str],
     variadic: str,
     takes_out: bool,
-    forbidden: list[str],
+    forbidden: tuple[str, ...],
+    slot: dict[str, Any],
 ) -> Callable[..., Any]:
     signature = inspect.signature(implementation)
-    kinds = [parameter.kind for parameter in signature.parameters.values()]
-    positional = [name for name, p in signature.parameters.items() if p.kind is p.POSITIONAL_OR_KEYWORD]
-    limit = 1 << 30 if inspect.Parameter.VAR_POSITIONAL in kinds else len(positional)
     own_out = "out" in signature.parameters or not takes_out
-    own_name = "name" in signature.parameters
-    pack_at = positional.index(variadic) if variadic else -1
-    short = full.removeprefix("paddle.")
-
-    def rename(kwargs: dict[str, Any]) -> dict[str, Any]:
-        renamed: dict[str, Any] = {}
-        for key, value in kwargs.items():
-            name = spelling.get(key, key)
-            if name in renamed:
-                raise TypeError(f"{full}() got both {_pair(name, kwargs, spelling)}; give one of them")
-            if name == "name" and not own_name:
-                continue
-            if name in forbidden:
-                raise TypeError(
-                    f"{full}() received unexpected keyword argument '{key}'. \n"
-                    f"Did you mean to use paddle.compat.{short}() instead?"
-                )
-            renamed[name] = value
-        return renamed
-
-    @functools.wraps(implementation)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        if pack_at >= 0:
-            args = _packed(args, pack_at)
-        if len(args) == limit + 1 and (args[limit] is None or type(args[limit]) is str) and not own_name:
-            args = args[:limit]  # Paddle's `name`, given by position
-        if not kwargs:
-            return implementation(*args)
-        kwargs = rename(kwargs)
-        if own_out or (out := kwargs.pop("out", None)) is None:
-            return implementation(*args, **kwargs)
-        return write(implementation(*args, **kwargs), out)
-
-    call.__signature__ = _signature(signature, spelling, own_out, own_name)  # type: ignore[attr-defined]
+    slot.update(_call=implementation, _=NOT_GIVEN, _write=write, _both=_both, _lacks=_lacks, _name=_check_name)
+    slot.update(_refuse=_refuse)
+    source = _source(signature, full, spelling, own_out, forbidden, slot)
+    exec(compile(source, f"<{full}>", "exec"), slot)
+    call = slot["_public"]
+    if variadic:
+        positional = [n for n, p in signature.parameters.items() if p.kind is p.POSITIONAL_OR_KEYWORD]
+        call = _several(call, positional.index(variadic))
+    functools.update_wrapper(call, implementation)
+    call.__signature__ = _signature(signature, spelling, own_out)
     call.__doc__ = _document(implementation.__doc__ or "", spelling)
     call.__qualname__ = call.__name__ = full.rpartition(".")[2]
     call.__module__ = "oarlock." + full.rpartition(".")[0]
     return call
 
 
-def _pair(name: str, kwargs: Mapping[str, Any], spelling: Mapping[str, str]) -> str:
-    return " and ".join(f"'{key}'" for key in kwargs if spelling.get(key, key) == name)
+def _source(
+    signature: inspect.Signature,
+    full: str,
+    spelling: Mapping[str, str],
+    own_out: bool,
+    forbidden: tuple[str, ...],
+    slot: dict[str, Any],
+) -> str:
+    """The text of the public function: each spelling a parameter, one call of the implementation."""
+    before: list[str] = []  # the parameters that may be given by position
+    after: list[str] = []
+    rest = ""  # `**kwargs`
+    passed: list[str] = []
+    body: list[str] = []
+    variable = False
+    for name, p in signature.parameters.items():
+        words = [alias for alias, to in spelling.items() if to == name]
+        if p.kind is p.VAR_POSITIONAL:
+            before.append(f"*{name}")
+            passed.append(f"*{name}")
+            variable = True
+        elif p.kind is p.VAR_KEYWORD:
+            rest = f"**{name}"
+            passed.append(rest)
+        else:
+            keyword = p.kind is p.KEYWORD_ONLY
+            passed.append(f"{name}={name}" if keyword else name)
+            slot[f"_d_{name}"] = p.default
+            optional = p.default is not MISSING
+            if words or (not optional and (forbidden or any("=" in part for part in before))):
+                (after if keyword else before).append(f"{name}=_")
+                body += [line for word in words for line in _alias(full, name, word)]
+                body += [f"if {name} is _:", f" {name} = _d_{name}" if optional else f" _lacks({full!r}, {name!r})"]
+            else:
+                (after if keyword else before).append(f"{name}=_d_{name}" if optional else name)
+    if "name" not in signature.parameters:
+        (after if variable else before).append("name=None")
+        body += ["if name is not None:", f" _name({full!r}, name)"]
+    if not own_out:
+        after.append("out=None")
+    after += [f"{word}=_" for word in (*spelling, *forbidden)]
+    refusals = [line for word in forbidden for line in (f"if {word} is not _:", f" _refuse({full!r}, {word!r})")]
+    call = f"_call({', '.join(passed)})"
+    if not own_out:
+        body += ["if out is not None:", f" return _write({call}, out)"]
+    star = ["*"] if after and not variable else []
+    head = ", ".join([*before, *star, *after, *([rest] if rest else [])])
+    return "\n ".join([f"def _public({head}):", *refusals, *body, f"return {call}"])
 
 
-def _packed(args: tuple[Any, ...], start: int) -> tuple[Any, ...]:
-    """`(x, 2, 3, rest)` as `(x, [2, 3], rest)`."""
-    stop = start
-    while stop < len(args) and _is_int(args[stop]):
-        stop += 1
-    return args if stop == start else (*args[:start], list(args[start:stop]), *args[stop:])
+def _alias(full: str, name: str, word: str) -> list[str]:
+    both = f"  if {name} is not _: _both({full!r}, {name!r}, {word!r})"
+    return [f"if {word} is not _:", both, f"  {name} = {word}"]
+
+
+def _both(full: str, name: str, alias: str) -> NoReturn:
+    raise TypeError(f"{full}() got both '{name}' and '{alias}'; give one of them")
+
+
+def _lacks(full: str, name: str) -> NoReturn:
+    words = [alias for alias, to in REGISTRY[full].aliases.items() if to == name]
+    also = f" (or {', '.join(map(repr, words))})" if words else ""
+    raise TypeError(f"{full}() lacks the argument '{name}'{also}")
+
+
+def _check_name(full: str, name: Any) -> None:
+    if not isinstance(name, str):
+        raise TypeError(f"{full}() got one argument too many, {name!r}; Paddle's `name` would be a string")
+
+
+def _refuse(full: str, word: str) -> NoReturn:
+    raise TypeError(
+        f"{full}() received unexpected keyword argument '{word}'. \n"
+        f"Did you mean to use paddle.compat.{full.removeprefix('paddle.')}() instead?"
+    )
+
+
+def _several(call: Callable[..., Any], start: int) -> Callable[..., Any]:
+    """`call` that also takes `(x, 2, 3, rest)` for `(x, [2, 3], rest)`."""
+
+    def variadic(*args: Any, **kwargs: Any) -> Any:
+        if len(args) > start and _is_int(args[start]):
+            stop = start + 1
+            while stop < len(args) and _is_int(args[stop]):
+                stop += 1
+            args = (*args[:start], list(args[start:stop]), *args[stop:])
+        return call(*args, **kwargs)
+
+    return variadic
 
 
 def _is_int(value: Any) -> bool:
@@ -180,24 +255,24 @@ def _is_int(value: Any) -> bool:
     return hasattr(value, "__index__") and not isinstance(value, bool)
 
 
-def _signature(
-    signature: inspect.Signature, spelling: Mapping[str, str], own_out: bool, own_name: bool
-) -> inspect.Signature:
+def _signature(signature: inspect.Signature, spelling: Mapping[str, str], own_out: bool) -> inspect.Signature:
     parameter = inspect.Parameter
     own = list(signature.parameters.values())
     after = [p for p in own if p.kind in (parameter.KEYWORD_ONLY, parameter.VAR_KEYWORD)]
     before = [p for p in own if p not in after]
     last = parameter.KEYWORD_ONLY
     variable = any(p.kind is parameter.VAR_POSITIONAL for p in own)
-    if not own_name:
+    if "name" not in signature.parameters:
         kind = last if variable else parameter.POSITIONAL_OR_KEYWORD
         (after if variable else before).append(parameter("name", kind, default=None, annotation=str | None))
     if not own_out:
         after.append(parameter("out", last, default=None, annotation=Any))
     after += [
-        parameter(alias, last, default=None, annotation=own_type(signature, to)) for alias, to in spelling.items()
+        parameter(alias, last, default=None, annotation=signature.parameters[to].annotation)
+        for alias, to in spelling.items()
     ]
-    before = [p.replace(default=None) if p.default is MISSING and _has_alias(p.name, spelling) else p for p in before]
+    aliased = set(spelling.values())
+    before = [p.replace(default=None) if p.default is MISSING and p.name in aliased else p for p in before]
     for i in range(1, len(before)):  # a parameter after one with a default needs one too
         if (
             before[i].default is MISSING
@@ -207,15 +282,6 @@ def _signature(
             before[i] = before[i].replace(default=None)
     after.sort(key=lambda p: p.kind is parameter.VAR_KEYWORD)  # `**kwargs` stays last
     return signature.replace(parameters=[*before, *after])
-
-
-def own_type(signature: inspect.Signature, name: str) -> Any:
-    """The annotation of a parameter."""
-    return signature.parameters[name].annotation
-
-
-def _has_alias(name: str, spelling: Mapping[str, str]) -> bool:
-    return name in spelling.values()
 
 
 def _document(text: str, spelling: Mapping[str, str]) -> str:

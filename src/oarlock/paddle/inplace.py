@@ -1,5 +1,6 @@
 """The functions that change their first argument, `exp_` for `exp`, made from those that do not."""
 
+import inspect
 from typing import Any
 
 from torch import Tensor
@@ -20,22 +21,22 @@ RESHAPING = "cast flatten reshape squeeze t transpose unsqueeze"  # these may ch
 
 def _declare(name: str, reshaping: bool) -> None:
     declaration = REGISTRY[f"paddle.{name}"]
-    function = declaration.function
+    function = declaration.implementation
     position = 1 if name == "where" else 0  # `where_` changes x, its second argument
     changed = list(declaration.signature.parameters)[position]
+    spellings: dict[str, list[str]] = {p: [] for p in declaration.signature.parameters if p not in ("name", "out")}
+    for alias, parameter in declaration.aliases.items():
+        spellings[parameter].append(alias)
+    aliases: Any = {parameter: " ".join(words) for parameter, words in spellings.items()}
 
     def call(*args: Any, **kwargs: Any) -> Tensor:
-        if len(args) > position:
-            target = args[position]
-        else:
-            target = next(v for key, v in kwargs.items() if declaration.aliases.get(key, key) == changed)
         made = function(*args, **kwargs)
-        return _become(target, made) if reshaping else _copy(target, made)
+        return _become(args[position], made) if reshaping else _copy(args[position], made)
 
     call.__name__ = f"{name}_"
     call.__doc__ = f"`{name}` in place: the result is written into `{changed}`."
-    made = api(out=False)(call)
-    made.__signature__ = declaration.signature  # type: ignore[attr-defined]
+    call.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
+    api(out=False, variadic=declaration.variadic, compat=" ".join(declaration.forbidden), **aliases)(call)
 
 
 def _copy(target: Tensor, made: Tensor) -> Tensor:
