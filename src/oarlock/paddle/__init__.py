@@ -11,17 +11,17 @@ import math as _math
 
 import torch as _torch
 
-from oarlock.paddle import compat, fft, framework, inplace, linalg, nn, signal, special
+from oarlock.paddle import compat, fft, framework, inplace, linalg, methods, nn, signal, special
 from oarlock.paddle import dtypes as _dtypes
 from oarlock.paddle.declare import exports as _exports
 from oarlock.paddle.dtypes import CPUPlace, CUDAPinnedPlace, CUDAPlace, CustomPlace, Place, XPUPlace
-from oarlock.paddle.methods import patch_tensor, unpatch_tensor
+from oarlock.paddle.patch import patch_tensor, unpatch_tensor
+from oarlock.paddle.tensor_class import Tensor
 
 for _name, _dtype in {**_dtypes.NAMES, **_dtypes.SHORT, "float": _torch.float32}.items():
     globals()[_name] = _dtype
 globals().update(_exports("paddle"))
 
-Tensor = _torch.Tensor
 Generator = _torch.Generator
 no_grad, enable_grad, set_grad_enabled = _torch.no_grad, _torch.enable_grad, _torch.set_grad_enabled
 dtype = _torch.dtype

@@ -1,6 +1,5 @@
-"""`patch_tensor()`: Paddle's names that torch.Tensor lacks, opt-in and removable. No name of torch is replaced."""
+"""What only Paddle's tensors have: methods and properties that are no functions of the namespace."""
 
-import builtins
 import hashlib
 from collections.abc import Callable
 from typing import Any
@@ -9,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from oarlock.paddle.declare import REGISTRY, api
-from oarlock.paddle.dtypes import DTypeLike, Place, as_dtype, place_of
+from oarlock.paddle.declare import api
+from oarlock.paddle.dtypes import DTypeLike, Place, as_device, as_dtype, as_ints, as_number, place_of
 
 AT = "paddle.Tensor"
 
@@ -136,23 +135,266 @@ def _md5sum(x: Tensor) -> str:
     return hashlib.md5(x.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()
 
 
+def _declare_cast(name: str) -> None:
+    def call(x: Tensor) -> Tensor:
+        return x.to(as_dtype(name))
+
+    call.__name__, call.__doc__ = name, f"`x` as {name}."
+    api(at=AT)(call)
+
+
+CASTS = "float16 float32 float64 int8 int16 int32 int64 uint8 complex64 complex128"
+for _name in CASTS.split():
+    _declare_cast(_name)
+
+
+@api(at=AT, out=False)
+def numpy(x: Tensor) -> np.ndarray:
+    """The values as an array, with or without a gradient. bfloat16, which NumPy lacks, gives its bits as uint16."""
+    x = x.detach().cpu()
+    return x.view(torch.uint16).numpy() if x.dtype == torch.bfloat16 else x.resolve_conj().resolve_neg().numpy()
+
+
+@api(at=AT)
+def to(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """`x` on another device, in another dtype, or in those of another tensor: names as strings or objects."""
+    words = ("device", "dtype", "blocking", "other", "place", "copy")
+    if unknown := sorted(set(kwargs) - set(words)):
+        raise TypeError(f"to() got an unexpected keyword argument {unknown[0]!r}; known are {', '.join(words)}")
+    device, dtype = as_device(kwargs.get("device", kwargs.get("place"))), as_dtype(kwargs.get("dtype"))
+    for value in (*args, kwargs.get("other")):
+        if isinstance(value, Tensor):
+            device, dtype = value.device, value.dtype
+        elif isinstance(value, torch.dtype) or (isinstance(value, str) and _is_dtype(value)):
+            dtype = as_dtype(value)
+        elif isinstance(value, (str, Place, torch.device)):
+            device = as_device(value)
+    return x.to(device or x.device, dtype or x.dtype, non_blocking=kwargs.get("blocking") is False)
+
+
+def _is_dtype(word: str) -> bool:
+    try:
+        return as_dtype(word) is not None
+    except TypeError:
+        return False
+
+
+@api(at=AT, out=False)
+def item(x: Tensor, *args: int) -> Any:
+    """The only element, or the one at an index: one number into the flattened tensor, or one per dimension."""
+    if not args:
+        return x.item()
+    return (x.flatten()[args[0]] if len(args) == 1 else x[args]).item()
+
+
+@api(at=AT, out=False, grad_tensor="gradient")
+def backward(x: Tensor, grad_tensor: Tensor | None = None, retain_graph: bool = False) -> None:
+    """Gradients of `x`, weighted by `grad_tensor` (ones where it is None, for any shape)."""
+    weight = torch.ones_like(x) if grad_tensor is None else grad_tensor
+    torch.autograd.backward([x], [weight], retain_graph)
+
+
+@api(at=AT, out=False)
+def fill_(x: Tensor, value: Any) -> Tensor:
+    """Fill with one value."""
+    return x.fill_(as_number(value))
+
+
+@api(at=AT, out=False)
+def zero_(x: Tensor) -> Tensor:
+    """Fill with zeros."""
+    return x.zero_()
+
+
+@api(at=AT, out=False)
+def fill_diagonal_(x: Tensor, value: Any, offset: int = 0, wrap: bool = False) -> Tensor:
+    """Fill a diagonal. Of a tall matrix, `wrap` starts it again below; of equal dimensions, all indices are equal."""
+    if offset == 0:
+        return x.fill_diagonal_(as_number(value), wrap)
+    torch.diagonal(x, offset).fill_(as_number(value))
+    return x
+
+
+@api(at=AT, out=False)
+def random_(x: Tensor, from_: int = 0, to: int | None = None) -> Tensor:
+    """Fill with integers, uniform in [from_, to)."""
+    return x.random_(from_, to) if to is not None else x.random_() if from_ == 0 else x.random_(0, from_)
+
+
+@api(at=AT, out=False)
+def resize_(x: Tensor, shape: Any, fill_zero: bool = False) -> Tensor:
+    """Change the shape in place; elements beyond the old ones are undefined, or zero with `fill_zero`."""
+    old = x.numel()
+    x.resize_(as_ints(shape))
+    if fill_zero and x.numel() > old:
+        with torch.no_grad():
+            x.view(-1)[old:] = 0
+    return x
+
+
+@api(at=AT, out=False)
+def set_(x: Tensor, source: Tensor | None = None, shape: Any = None, stride: Any = None, offset: int = 0) -> Tensor:
+    """Make `x` a window into the memory of `source`; `offset` counts bytes."""
+    if source is None:
+        return x.set_(torch.empty(0, dtype=x.dtype, device=x.device))  # type: ignore[arg-type]
+    if shape is None:
+        return x.set_(source)  # type: ignore[arg-type]
+    sizes = as_ints(shape)
+    steps = torch.empty(sizes, device="meta").stride() if stride is None else as_ints(stride)
+    return x.set_(source.untyped_storage(), offset // x.element_size(), sizes, steps)  # type: ignore[call-overload]
+
+
+@api(at=AT, out=False)
+def split_with_sizes(x: Tensor, split_sizes: Any, dim: int = 0) -> list[Tensor]:
+    """Parts of the given sizes along `dim`."""
+    return list(torch.split(x, as_ints(split_sizes), dim))
+
+
+@api(at=AT, variadic="size", size="shape")
+def new_empty(x: Tensor, size: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Tensor:
+    """Undefined values in the dtype and on the device of `x`."""
+    return x.new_empty(as_ints(size), dtype=as_dtype(dtype), device=as_device(device), requires_grad=requires_grad)
+
+
+@api(at=AT, variadic="size", size="shape")
+def new_zeros(x: Tensor, size: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Tensor:
+    """Zeros in the dtype and on the device of `x`."""
+    return x.new_zeros(as_ints(size), dtype=as_dtype(dtype), device=as_device(device), requires_grad=requires_grad)
+
+
+@api(at=AT, variadic="size", size="shape")
+def new_ones(x: Tensor, size: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Tensor:
+    """Ones in the dtype and on the device of `x`."""
+    return x.new_ones(as_ints(size), dtype=as_dtype(dtype), device=as_device(device), requires_grad=requires_grad)
+
+
+@api(at=AT, size="shape")
+def new_full(
+    x: Tensor, size: Any, fill_value: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False
+) -> Tensor:
+    """One value in the dtype and on the device of `x`."""
+    where = {"dtype": as_dtype(dtype), "device": as_device(device), "requires_grad": requires_grad}
+    return x.new_full(as_ints(size), as_number(fill_value), **where)
+
+
+@api(at=AT)
+def type_as(x: Tensor, other: Tensor) -> Tensor:
+    """`x` in the dtype of another tensor."""
+    return x.to(other.dtype)
+
+
+@api(at=AT)
+def pin_memory(x: Tensor, blocking: bool = True) -> Tensor:
+    """A copy in page-locked memory."""
+    return x.pin_memory()
+
+
+@api(at=AT)
+def cuda(x: Tensor, device_id: int | None = None, blocking: bool = True) -> Tensor:
+    """A copy on a GPU, the current one unless `device_id` says otherwise."""
+    return x.cuda(device_id, non_blocking=not blocking)
+
+
+@api(at=AT)
+def coalesce(x: Tensor) -> Tensor:
+    """A sparse tensor whose indices are unique and sorted."""
+    return x.coalesce()
+
+
+@api(at=AT, out=False, x="", other="")
+def copy_(x: Tensor, other: Tensor, blocking: bool = True) -> Tensor:
+    """Copy another tensor into `x`, which takes its shape."""
+    if x.shape != other.shape:
+        x.resize_(other.shape)
+    return x.copy_(other, non_blocking=not blocking)
+
+
+@api(at=AT, out=False)
+def get_tensor(x: Tensor) -> Tensor:
+    """The tensor itself; Paddle's lower-level tensor of the same memory."""
+    return x
+
+
+@api(at=AT, out=False)
+def set_tensor(x: Tensor, tensor: Tensor) -> None:
+    """Let `x` share the memory of another tensor."""
+    x.data = tensor.detach()
+
+
+@api(at=AT, out=False)
+def reconstruct_from_(x: Tensor, other: Tensor) -> None:
+    """Let `x` share the memory of another tensor, in its shape and dtype."""
+    x.data = other.detach()
+
+
+@api(at=AT, out=False)
+def get_selected_rows(x: Tensor) -> None:
+    """None: a gradient of selected rows is a sparse tensor on torch."""
+
+
+@api(at=AT, out=False)
+def is_selected_rows(x: Tensor) -> bool:
+    """False: a gradient of selected rows is a sparse tensor on torch."""
+    return False
+
+
+@api(at=AT, out=False)
+def rows(x: Tensor) -> list[int]:
+    """The rows that a sparse gradient has."""
+    if x.layout != torch.sparse_coo:
+        raise TypeError("rows() needs a sparse tensor")
+    return x.coalesce().indices()[0].tolist()
+
+
+@api(at=AT, out=False)
+def create_tensor(dtype: DTypeLike, name: str | None = None, persistable: bool = False) -> Tensor:
+    """A tensor without elements."""
+    return torch.empty(0, dtype=as_dtype(dtype))
+
+
+def _texts(x: Tensor) -> dict[str, Any]:
+    return vars(x).setdefault("_paddle_texts", {})
+
+
+@api(at=AT, out=False)
+def set_string_list(x: Tensor, value: list[str]) -> None:
+    """Keep a list of texts with the tensor."""
+    _texts(x)["list"] = list(value)
+
+
+@api(at=AT, out=False)
+def set_vocab(x: Tensor, value: dict[str, int]) -> None:
+    """Keep a vocabulary, word to number, with the tensor."""
+    _texts(x)["vocabulary"] = dict(value)
+
+
+@api(at=AT, out=False)
+def get_map_tensor(x: Tensor) -> dict[str, int]:
+    """The vocabulary that `set_vocab` gave."""
+    if "vocabulary" not in _texts(x):
+        raise TypeError("this tensor has no vocabulary; set_vocab() gives it one")
+    return _texts(x)["vocabulary"]
+
+
 def _stop_gradient(x: Tensor) -> bool:
-    return not x.requires_grad
+    return not x.requires_grad and x.__dict__.get("_stop_gradient", True)
 
 
-def _set_stop_gradient(x: Tensor, stop: bool) -> None:
-    x.requires_grad_(not stop)
+def set_stop_gradient(x: Tensor, stop: bool) -> None:
+    """Gradients stop at `x`, or flow. Integers have none: for them, only what was said last is kept."""
+    if x.is_floating_point() or x.is_complex():
+        x.requires_grad_(not stop)
+    else:
+        vars(x)["_stop_gradient"] = stop
 
 
-def _place(x: Tensor) -> Place:
-    return place_of(x)
+def _placements(x: Tensor) -> Any:
+    raise AttributeError("only a distributed tensor has placements")  # hasattr() tells them apart by this
 
 
 PROPERTIES: dict[str, property] = {
-    "stop_gradient": property(
-        _stop_gradient, _set_stop_gradient, doc="Whether gradients stop here: not requires_grad."
-    ),
-    "place": property(_place, doc="Where the tensor lives."),
+    "stop_gradient": property(_stop_gradient, set_stop_gradient, doc="Whether gradients stop here."),
+    "place": property(place_of, doc="Where the tensor lives."),
     "persistable": property(
         lambda x: x.__dict__.get("_persistable", isinstance(x, torch.nn.Parameter)),
         lambda x, value: x.__dict__.__setitem__("_persistable", value),
@@ -162,49 +404,10 @@ PROPERTIES: dict[str, property] = {
     "strides": property(lambda x: list(x.stride()), doc="The strides, in elements."),
     "offset": property(lambda x: x.storage_offset() * x.element_size(), doc="Where it starts in its memory, in bytes."),
     "grad_": property(lambda x: x.grad, doc="The gradient."),
+    "placements": property(_placements, doc="How a distributed tensor is laid out."),
+    "process_mesh": property(lambda x: x.device_mesh if is_dist(x) else None, doc="Of a distributed tensor: its mesh."),
+    "num_shard": property(
+        lambda x: x.device_mesh.size() if is_dist(x) else None, doc="Of a distributed tensor: the number of ranks."
+    ),
+    "block": property(lambda x: None, doc="The block of a static program: there is none."),
 }
-# Functions of tensors that are methods too, where torch.Tensor has no method of that name.
-NOT_METHODS = """
-arange eye empty full linspace logspace meshgrid ones rand randint randn randperm range seed manual_seed uniform zeros
-to_tensor tensor asarray as_tensor from_numpy einsum finfo iinfo grad save load is_autocast_enabled normal
-get_default_dtype set_default_dtype get_device set_device in_dynamic_mode in_dynamic_or_pir_mode disable_static
-is_grad_enabled get_autocast_dtype get_autocast_gpu_dtype get_autocast_cpu_dtype set_printoptions get_rng_state
-set_rng_state get_cuda_rng_state set_cuda_rng_state standard_normal log_normal tril_indices triu_indices numel shape
-full_like empty_like ones_like zeros_like rand_like randn_like assign complex is_compiled_with_cuda one_hot
-is_compiled_with_rocm is_compiled_with_xpu is_compiled_with_distribute is_compiled_with_custom_device row_stack
-"""
-_patched: list[str] = []
-
-
-def method_names() -> dict[str, Callable[..., Any]]:
-    """Every declared function that is a method of Paddle's tensors."""
-    found: dict[str, Callable[..., Any]] = {}
-    excluded = NOT_METHODS.split()
-    for full, declaration in REGISTRY.items():
-        where, _, short = full.rpartition(".")
-        if where == "paddle" and short not in excluded:
-            found[short] = declaration.function
-    for full, declaration in REGISTRY.items():
-        where, _, short = full.rpartition(".")
-        if where == AT:
-            found[short] = declaration.function
-    return found
-
-
-def patch_tensor() -> builtins.list[str]:
-    """Give torch.Tensor the names of Paddle's that it lacks (`astype`, `stop_gradient`, `gather_nd`, ...).
-
-    No name of torch is replaced, so libraries go on working. Returns the names; `unpatch_tensor` removes them.
-    """
-    for name, attribute in {**method_names(), **PROPERTIES}.items():
-        if not hasattr(Tensor, name):
-            setattr(Tensor, name, attribute)
-            _patched.append(name)
-    return sorted(_patched)
-
-
-def unpatch_tensor() -> None:
-    """Remove what `patch_tensor` added."""
-    for name in _patched:
-        delattr(Tensor, name)
-    _patched.clear()

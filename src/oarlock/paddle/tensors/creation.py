@@ -1,6 +1,8 @@
 """Tensors from shapes, numbers and arrays."""
 
 import builtins
+import functools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,9 @@ def finish(tensor: Tensor, requires_grad: bool = False, pin_memory: bool = False
     """The tensor with the options that every factory takes."""
     if pin_memory and torch.cuda.is_available():  # without CUDA there is nothing to pin for
         tensor = tensor.pin_memory()
+    if requires_grad and not (tensor.is_floating_point() or tensor.is_complex()):
+        vars(tensor)["_stop_gradient"] = False  # integers have no gradient; what was said is kept
+        return tensor
     return tensor.requires_grad_() if requires_grad else tensor
 
 
@@ -236,11 +241,36 @@ def _tensor_of(data: Any, dtype: torch.dtype | None) -> Tensor:
     if isinstance(data, Tensor):
         return data.detach().clone().to(dtype or data.dtype)
     if isinstance(data, (np.ndarray, np.generic)):
-        return torch.tensor(data, dtype=dtype)
-    if isinstance(data, (list, tuple)) and any(isinstance(v, (Tensor, np.ndarray)) for v in data):
-        made = torch.stack([_tensor_of(v, None) for v in data])
-        return made.to(dtype or made.dtype)
+        array = np.asarray(data)
+        if array.dtype == np.uint16 and dtype is None:  # the bits of bfloat16, which NumPy lacks
+            return torch.tensor(array).view(torch.bfloat16)
+        return torch.tensor(array, dtype=dtype)
+    if isinstance(data, (list, tuple)):
+        return _nested(data, dtype)
+    if not isinstance(data, (bool, int, float, builtins.complex, Sequence)) or isinstance(data, (str, bytes)):
+        raise TypeError(f"to_tensor() takes numbers, nested lists, arrays and tensors, not {data!r}")
     return torch.tensor(data, dtype=dtype)
+
+
+def _nested(data: Any, dtype: torch.dtype | None) -> Tensor:
+    """A nested list as one tensor. Of arrays in it, only the kind of number counts: int64, or the default dtype."""
+    if _holds(data, Tensor):
+        parts = [_tensor_of(part, None) for part in data]
+        kind = dtype or functools.reduce(torch.promote_types, [part.dtype for part in parts])
+        return torch.stack([part.to(kind) for part in parts])
+    if not _holds(data, (np.ndarray, np.generic)):
+        return torch.tensor(data, dtype=dtype)
+    made = torch.tensor(np.array(data))
+    kind = torch.get_default_dtype()
+    if made.is_complex():
+        kind = kind.to_complex()
+    elif not made.is_floating_point():
+        kind = torch.bool if made.dtype == torch.bool else torch.int64
+    return made.to(dtype or kind)
+
+
+def _holds(data: Any, kind: Any) -> bool:
+    return builtins.any(isinstance(v, kind) or (isinstance(v, (list, tuple)) and _holds(v, kind)) for v in data)
 
 
 @api("as_tensor tensor")
@@ -253,7 +283,11 @@ def to_tensor(
     requires_grad: bool = False,
     pin_memory: bool = False,
 ) -> Tensor:
-    """A copy of `data` (numbers, nested lists, arrays, tensors). `stop_gradient=False` records gradients."""
+    """A copy of `data` (numbers, nested lists, arrays, tensors). `stop_gradient=False` records gradients.
+
+    Whole numbers give int64 and fractions the default dtype; arrays keep their dtype. An array of uint16 without
+    `dtype` is taken as the bits of bfloat16, which NumPy lacks.
+    """
     made = _tensor_of(data, as_dtype(dtype))
     if place is not None:
         made = made.to(as_device(place))

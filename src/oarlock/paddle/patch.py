@@ -1,0 +1,103 @@
+"""`patch_tensor()`: Paddle's names and spellings on torch.Tensor, opt-in and removable.
+
+A name that torch.Tensor lacks (`astype`, `stop_gradient`, `gather_nd`) is added. Where both have a name, torch's method
+stays what it is: only a call that it refuses (`x.split(2, axis=1)`, `x.transpose([1, 0])`, `x.numpy()` of a tensor that
+requires a gradient) is tried again in Paddle's meaning. So no call that worked changes.
+"""
+
+import functools
+import importlib.resources
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from oarlock.paddle import methods
+from oarlock.paddle.declare import REGISTRY
+
+REFUSALS = (TypeError, RuntimeError, ValueError, IndexError)
+_MISSING = object()
+_added: list[str] = []
+_patched: dict[str, Any] = {}  # name -> what torch.Tensor itself had, `_MISSING` for nothing
+
+
+@functools.cache
+def tensor_names() -> dict[str, bool]:
+    """The public names of Paddle's tensors, and whether torch.Tensor lacks them."""
+    text = importlib.resources.files("oarlock.paddle").joinpath("tensor_names.txt").read_text(encoding="utf-8")
+    lines = [line for line in text.splitlines() if not line.startswith("#")]
+    return {line.removesuffix(" *"): line.endswith(" *") for line in lines}
+
+
+def method_functions() -> dict[str, Callable[..., Any]]:
+    """The declared functions that are methods of Paddle's tensors, by name."""
+    found: dict[str, Callable[..., Any]] = {}
+    for name in (*tensor_names(), "_md5sum"):
+        for where in ("paddle.Tensor", "paddle", "paddle.linalg", "paddle.nn.functional", "paddle.tensor"):
+            if declaration := REGISTRY.get(f"{where}.{name}"):
+                found[name] = declaration.function
+                break
+    return found
+
+
+def patch_tensor() -> list[str]:
+    """Give torch.Tensor the names and spellings of Paddle's tensors. Returns the names that torch lacks.
+
+    `unpatch_tensor` takes them away again. No call that torch accepts changes its meaning: where the two disagree,
+    as in `x.max(1)`, a plain tensor goes on as torch's; `paddle.Tensor.max(x, 1)` and `paddle.strict()` are Paddle's.
+    """
+    for name, attribute in {**method_functions(), **methods.PROPERTIES}.items():
+        if name in _patched:
+            continue
+        native = getattr(Tensor, name, None)
+        if native is None:
+            _added.append(name)
+            _set(name, attribute)
+        elif callable(native) and callable(attribute):
+            _set(name, _asking(name, native, attribute))
+    return sorted(_added)
+
+
+def unpatch_tensor() -> None:
+    """Remove what `patch_tensor` added."""
+    for name, before in _patched.items():
+        if before is _MISSING:
+            delattr(Tensor, name)
+        else:
+            setattr(Tensor, name, before)
+    _patched.clear()
+    _added.clear()
+
+
+def _set(name: str, attribute: Any) -> None:
+    _patched[name] = Tensor.__dict__.get(name, _MISSING)
+    setattr(Tensor, name, attribute)
+
+
+def _asking(name: str, native: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
+    """`native`, and `function` for the calls that it refuses."""
+    refusals: Any = TypeError if name.endswith("_") else REFUSALS  # a change in place is not tried twice
+
+    def method(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return native(*args, **kwargs)
+        except refusals as refused:
+            return _again(refused, function, args, kwargs)
+
+    for word in ("__name__", "__qualname__", "__doc__", "__module__"):
+        setattr(method, word, getattr(native, word, None))
+    method.__wrapped__ = native  # type: ignore[attr-defined]
+    return method
+
+
+def _again(refused: Exception, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if isinstance(refused, torch.OutOfMemoryError):
+        raise refused
+    try:
+        return function(*args, **kwargs)
+    except TypeError:
+        raise refused from None
+    except REFUSALS as error:
+        # Torch did not know the spelling and Paddle did not like the values: the latter helps.
+        raise (error if isinstance(refused, TypeError) else refused) from None
