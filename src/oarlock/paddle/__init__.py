@@ -7,7 +7,10 @@ paddle.sum(x, axis=1, keepdim=True) is torch.sum(x, dim=1, keepdim=True)   # bot
 paddle.patch_tensor()                                                      # x.astype("float16"), x.stop_gradient
 """
 
+import importlib as _importlib
 import math as _math
+from types import ModuleType as _ModuleType
+from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 import torch as _torch
 
@@ -41,3 +44,13 @@ IntTensor, LongTensor, ShortTensor, CharTensor, ByteTensor, BoolTensor = (
     _torch.ByteTensor,
     _torch.BoolTensor,
 )
+
+if _TYPE_CHECKING:
+    from oarlock.paddle import distributed
+
+
+def __getattr__(name: str) -> _ModuleType:
+    """`paddle.distributed` is imported when it is first used: it takes longer than all the rest."""
+    if name == "distributed":
+        return _importlib.import_module("oarlock.paddle.distributed")
+    raise AttributeError(f"paddle has no {name!r} here; `oarlock paddle coverage` lists what there is")

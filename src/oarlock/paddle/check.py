@@ -56,17 +56,20 @@ def resolve(name: str) -> Any:
     found: Any = importlib.import_module("oarlock.paddle")
     at = "oarlock.paddle"
     for part in name.split(".")[1:]:
-        at = f"{at}.{part}"
-        if isinstance(found, ModuleType) and not hasattr(found, part):
-            try:
-                found = importlib.import_module(at)
-            except ModuleNotFoundError:
-                return ABSENT
-        else:
-            found = getattr(found, part, ABSENT)
-        if found is ABSENT:
+        inside = getattr(found, part, ABSENT)
+        if inside is ABSENT:  # a module nobody imported yet, or one that a function of its name hides
+            inside = _module(f"{at}.{part}") if isinstance(found, ModuleType) else getattr(_module(at), part, ABSENT)
+        if inside is ABSENT:
             return ABSENT
+        found, at = inside, f"{at}.{part}"
     return found
+
+
+def _module(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError:
+        return ABSENT
 
 
 class _Reader(ast.NodeVisitor):

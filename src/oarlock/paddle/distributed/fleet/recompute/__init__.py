@@ -1,0 +1,5 @@
+"""Recomputation."""
+
+from oarlock.paddle.distributed.fleet.recompute.recompute import recompute
+
+__all__ = ["recompute"]
