@@ -15,8 +15,6 @@ AT = "paddle.nn.functional"
 SIMPLE: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "relu6": F.relu6,
-    "log_sigmoid": F.logsigmoid,
-    "logsigmoid": F.logsigmoid,
     "softsign": F.softsign,
     "swish": F.silu,
     "tanhshrink": F.tanhshrink,
@@ -48,7 +46,15 @@ def gelu(x: Tensor, approximate: Any = False) -> Tensor:
 @api(at=AT)
 def silu(x: Tensor, inplace: bool = False) -> Tensor:
     """`x·sigmoid(x)`."""
+    if x.is_complex():  # torch has no gradient of its complex kernel
+        return x * torch.sigmoid(x)
     return F.silu(x, inplace)
+
+
+@api("logsigmoid", at=AT)
+def log_sigmoid(x: Tensor) -> Tensor:
+    """`-log(1 + exp(-x))`."""
+    return -torch.log1p(torch.exp(-x)) if x.is_complex() else F.logsigmoid(x)
 
 
 @api("paddle.softmax paddle.Tensor.softmax paddle.special.softmax", bare=True, input="", dim="")
@@ -92,7 +98,7 @@ def celu(x: Tensor, alpha: float = 1.0) -> Tensor:
 @api(at=AT)
 def selu(x: Tensor, scale: float = 1.0507009873554805, alpha: float = 1.6732632423543772) -> Tensor:
     """`scale·elu(x, alpha)`."""
-    return scale * torch.where(x > 0, x, alpha * torch.expm1(x))
+    return scale * torch.where(x > 0, x, alpha * torch.expm1(x.clamp(max=0)))
 
 
 @api(at=AT)
@@ -116,7 +122,7 @@ def softshrink(x: Tensor, threshold: float = 0.5) -> Tensor:
 @api(at=AT, min="min_val", max="max_val")
 def hardtanh(x: Tensor, min: float = -1.0, max: float = 1.0) -> Tensor:
     """`x` limited to [min, max]."""
-    return torch.clamp(x, min, max)
+    return F.hardtanh(x, min, max)
 
 
 @api(at=AT)
@@ -134,6 +140,8 @@ def thresholded_relu(x: Tensor, threshold: float = 1.0, value: float = 0.0) -> T
 @api(at=AT)
 def softplus(x: Tensor, beta: float = 1, threshold: float = 20) -> Tensor:
     """`log(1 + exp(beta·x)) / beta`, linear above `threshold`."""
+    if x.is_complex():
+        return torch.where((beta * x).real > threshold, x, torch.log1p(torch.exp(beta * x)) / beta)
     return F.softplus(x, beta, threshold)
 
 
@@ -148,7 +156,10 @@ def prelu(x: Tensor, weight: Tensor, data_format: str = "NCHW") -> Tensor:
 @api(at=AT)
 def rrelu(x: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = True) -> Tensor:
     """`x` where positive, else a random (when not training: the mean) slope times `x`."""
-    return F.rrelu(x, lower, upper, training)
+    if not training:
+        return F.leaky_relu(x, (lower + upper) / 2)
+    slope = torch.empty_like(x, dtype=torch.float32).uniform_(lower, upper).to(x.dtype)
+    return torch.where(x >= 0, x, slope * x)
 
 
 @api(at=AT)
@@ -173,7 +184,8 @@ def swiglu(x: Tensor, y: Tensor | None = None) -> Tensor:
 
 def _declare_inplace(name: str, function: Callable[..., Tensor]) -> None:
     def call(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        return x.copy_(function(x, *args, **kwargs))
+        source = x.clone() if torch.is_grad_enabled() and x.requires_grad else x  # what the gradient needs of x
+        return x.copy_(function(source, *args, **kwargs))
 
     call.__name__, call.__doc__ = f"{name}_", f"`{name}` in place."
     api(at=AT, out=False)(call)

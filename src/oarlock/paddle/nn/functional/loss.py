@@ -1,103 +1,40 @@
 """Losses. `label` is torch's `target`; `reduction` is "mean", "sum" or "none"."""
 
+import functools
 from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from oarlock.paddle.declare import api
-
-AT = "paddle.nn.functional"
-
-
-def reduced(loss: Tensor, reduction: str) -> Tensor:
-    """The mean or sum of a loss, or the loss."""
-    if reduction not in ("mean", "sum", "none"):
-        raise ValueError(f"reduction must be 'mean', 'sum' or 'none', not {reduction!r}")
-    return loss if reduction == "none" else loss.mean() if reduction == "mean" else loss.sum()
+from oarlock.paddle.nn.functional.cross_entropy import reduced
+from oarlock.paddle.nn.functional.extents import AT
+from oarlock.paddle.nn.functional.norm import pairwise_distance
 
 
 @api(at=AT)
-def cross_entropy(
-    input: Tensor,
-    label: Tensor,
-    weight: Tensor | None = None,
-    ignore_index: int = -100,
-    reduction: str = "mean",
-    soft_label: bool = False,
-    axis: int = -1,
-    use_softmax: bool = True,
-    label_smoothing: float = 0.0,
-) -> Tensor:
-    """`-log softmax(input)[label]` along `axis` (the last one, where torch takes the second).
-
-    `label` holds indices, with or without a dimension of size 1 at `axis`, or with `soft_label` probabilities.
-    Unreduced, the loss keeps the shape of the label (soft: with a 1 at `axis`).
-    """
-    log_p = torch.log_softmax(input, axis) if use_softmax else torch.log(input)
-    axis = axis % input.ndim
-    classes = input.shape[axis]
-    if label_smoothing > 0 and not soft_label:
-        squeezed = label.squeeze(axis) if label.ndim == input.ndim else label
-        label = F.one_hot(squeezed.long(), classes).movedim(-1, axis).to(input.dtype)
-        soft_label = True
-    if soft_label:
-        probability = label * (1 - label_smoothing) + label_smoothing / classes if label_smoothing > 0 else label
-        loss = -(probability * log_p).sum(axis, keepdim=True)
-        if weight is not None:
-            shape = [-1 if d == axis else 1 for d in range(input.ndim)]
-            scale = (probability * weight.reshape(shape)).sum(axis, keepdim=True)
-            loss = loss * scale
-            return loss.sum() / scale.sum() if reduction == "mean" else reduced(loss, reduction)
-        return reduced(loss, reduction)
-    index = label.long() if label.ndim == input.ndim else label.long().unsqueeze(axis)
-    valid = index != ignore_index
-    safe = torch.where(valid, index, 0)
-    loss = -log_p.gather(axis, safe)
-    scale = valid.to(loss.dtype) if weight is None else torch.where(valid, weight[safe], 0.0)
-    loss = torch.where(valid, loss * scale, 0.0)
-    if reduction == "mean":
-        return loss.sum() / scale.sum() if weight is not None else loss.sum() / scale.sum().clamp(min=1)
-    return reduced(loss if label.ndim == input.ndim else loss.squeeze(axis), reduction)
-
-
-@api(at=AT, logits="input")
-def softmax_with_cross_entropy(
-    logits: Tensor,
-    label: Tensor,
-    soft_label: bool = False,
-    ignore_index: int = -100,
-    numeric_stable_mode: bool = True,
-    return_softmax: bool = False,
-    axis: int = -1,
-) -> Any:
-    """The unreduced cross entropy with a 1 at `axis`, and the softmax if asked."""
-    loss = cross_entropy(logits, label, None, ignore_index, "none", soft_label, axis)
-    loss = loss if loss.ndim == logits.ndim else loss.unsqueeze(axis)
-    return (loss, torch.softmax(logits, axis)) if return_softmax else loss
+def l1_loss(input: Tensor, label: Tensor, reduction: str = "mean") -> Tensor:
+    """`|input - label|`."""
+    return reduced((input - label).abs(), reduction)
 
 
 @api(at=AT)
-def nll_loss(
-    input: Tensor, label: Tensor, weight: Tensor | None = None, ignore_index: int = -100, reduction: str = "mean"
-) -> Tensor:
-    """`-input[label]` over the second dimension."""
-    return F.nll_loss(input, label.long(), weight, ignore_index=ignore_index, reduction=reduction)
+def mse_loss(input: Tensor, label: Tensor, reduction: str = "mean") -> Tensor:
+    """`(input - label)²`."""
+    return reduced((input - label) ** 2, reduction)
 
 
-def _declare(name: str, function: Callable[..., Tensor]) -> None:
-    def call(input: Tensor, label: Tensor, reduction: str = "mean") -> Tensor:
-        return function(input, label, reduction=reduction)
-
-    call.__name__, call.__doc__ = name, f"`{name}` of `input` against `label`."
-    api(at=AT, out=False)(call)
+@api(at=AT)
+def soft_margin_loss(input: Tensor, label: Tensor, reduction: str = "mean") -> Tensor:
+    """`log(1 + exp(-label·input))`, label being 1 or -1."""
+    return reduced(torch.log1p(torch.exp(-label * input)), reduction)
 
 
-for _name in ("l1_loss", "mse_loss", "soft_margin_loss"):
-    _declare(_name, getattr(F, _name))
-_declare("multi_label_margin_loss", lambda x, y, reduction: F.multilabel_margin_loss(x, y.long(), reduction=reduction))
+@api(at=AT)
+def multi_label_margin_loss(input: Tensor, label: Tensor, reduction: str = "mean") -> Tensor:
+    """`sum max(0, 1 - input[y] + input[i]) / C` over the classes y before the first -1 of `label` and the others i."""
+    return F.multilabel_margin_loss(input, label.long(), reduction=reduction)
 
 
 @api(at=AT)
@@ -118,7 +55,8 @@ def smooth_l1_loss(
 @api(at=AT)
 def binary_cross_entropy(input: Tensor, label: Tensor, weight: Tensor | None = None, reduction: str = "mean") -> Tensor:
     """`-(label·log(input) + (1 - label)·log(1 - input))`."""
-    return F.binary_cross_entropy(input, label, weight, reduction=reduction)
+    loss = F.binary_cross_entropy(input, label, reduction="none")
+    return reduced(loss if weight is None else loss * weight, reduction)
 
 
 @api(at=AT, logit="input")
@@ -130,15 +68,19 @@ def binary_cross_entropy_with_logits(
     pos_weight: Tensor | None = None,
 ) -> Tensor:
     """`binary_cross_entropy` of `sigmoid(logit)`."""
-    return F.binary_cross_entropy_with_logits(logit, label, weight, reduction=reduction, pos_weight=pos_weight)
+    positive = label if pos_weight is None else label * pos_weight
+    loss = -(positive * F.logsigmoid(logit) + (1 - label) * F.logsigmoid(-logit))
+    return reduced(loss if weight is None else loss * weight, reduction)
 
 
 @api(at=AT)
 def kl_div(input: Tensor, label: Tensor, reduction: str = "mean", log_target: bool = False) -> Tensor:
     """`label·(log(label) - input)`, `input` being logarithms."""
-    if reduction == "mean":
-        return F.kl_div(input, label, reduction="none", log_target=log_target).mean()
-    return F.kl_div(input, label, reduction=reduction, log_target=log_target)
+    if log_target:
+        loss = torch.exp(label) * (label - input)
+    else:  # a label that is not positive counts 0
+        loss = torch.where(label > 0, label * (torch.log(label.clamp(min=torch.finfo(label.dtype).tiny)) - input), 0.0)
+    return loss.sum() / input.shape[0] if reduction == "batchmean" else reduced(loss, reduction)
 
 
 @api(at=AT)
@@ -151,8 +93,10 @@ def margin_ranking_loss(
 
 @api(at=AT)
 def hinge_embedding_loss(input: Tensor, label: Tensor, margin: float = 1.0, reduction: str = "mean") -> Tensor:
-    """`input` where label is 1, `max(0, margin - input)` where it is -1."""
-    return F.hinge_embedding_loss(input, label, margin, reduction=reduction)
+    """`input` where label is 1, `max(0, margin - input)` where it is -1, 0 elsewhere."""
+    zero = input.new_zeros(1)
+    loss = torch.where(label == 1, input, zero) + torch.where(label == -1, torch.relu(margin - input), zero)
+    return reduced(loss, reduction)
 
 
 @api(at=AT)
@@ -175,9 +119,23 @@ def triplet_margin_loss(
     reduction: str = "mean",
 ) -> Tensor:
     """`max(0, d(input, positive) - d(input, negative) + margin)`."""
-    return F.triplet_margin_loss(
-        input, positive, negative, margin=margin, p=p, eps=epsilon, swap=swap, reduction=reduction
-    )
+    distance = functools.partial(pairwise_distance, p=p, epsilon=epsilon)
+    return _triplet(input, positive, negative, distance, margin, swap, reduction)
+
+
+def _triplet(
+    input: Tensor,
+    positive: Tensor,
+    negative: Tensor,
+    distance: Callable[..., Tensor],
+    margin: float,
+    swap: bool,
+    reduction: str,
+) -> Tensor:
+    near, far = distance(input, positive), distance(input, negative)
+    if swap:
+        far = torch.minimum(far, distance(positive, negative))
+    return reduced(torch.relu(near - far + margin), reduction)
 
 
 @api(at=AT, input="anchor")
@@ -191,9 +149,7 @@ def triplet_margin_with_distance_loss(
     reduction: str = "mean",
 ) -> Tensor:
     """`triplet_margin_loss` with a distance of one's own."""
-    return F.triplet_margin_with_distance_loss(
-        input, positive, negative, distance_function=distance_function, margin=margin, swap=swap, reduction=reduction
-    )
+    return _triplet(input, positive, negative, distance_function or pairwise_distance, margin, swap, reduction)
 
 
 @api(at=AT)
@@ -213,8 +169,11 @@ def multi_margin_loss(
     weight: Tensor | None = None,
     reduction: str = "mean",
 ) -> Tensor:
-    """`mean(max(0, margin - input[label] + input[i])**p)` over i."""
-    return F.multi_margin_loss(input, label.long(), p, margin, weight, reduction=reduction)
+    """`mean(max(0, margin - input[label] + input[i])**p)` over i, without i = label."""
+    index = label.long().reshape(-1, 1)
+    scale = 1.0 if weight is None else weight[index[:, 0]]
+    terms = torch.relu(margin - input.gather(1, index) + input) ** p
+    return reduced((terms.mean(1) - margin**p / input.shape[1]) * scale, reduction)
 
 
 @api(at=AT)
@@ -273,33 +232,6 @@ def dice_loss(input: Tensor, label: Tensor, epsilon: float = 1e-5) -> Tensor:
     dims = tuple(range(1, input.ndim))
     both, each = (input * one).sum(dims), input.sum(dims) + one.sum(dims)
     return (1 - both * 2 / (each + epsilon)).mean()
-
-
-@api(at=AT)
-def ctc_loss(
-    log_probs: Tensor,
-    labels: Tensor,
-    input_lengths: Tensor,
-    label_lengths: Tensor,
-    blank: int = 0,
-    reduction: str = "mean",
-    norm_by_times: bool = False,
-    zero_infinity: bool = False,
-) -> Tensor:
-    """Connectionist temporal classification. The softmax is inside, where torch wants logarithms of probabilities."""
-    log_p = torch.log_softmax(log_probs, -1)
-    loss = F.ctc_loss(
-        log_p,
-        labels.long(),
-        input_lengths.long(),
-        label_lengths.long(),
-        blank,
-        "none",
-        zero_infinity,
-    )
-    if norm_by_times:
-        loss = loss / input_lengths.to(loss.dtype)
-    return (loss / label_lengths.to(loss.dtype)).mean() if reduction == "mean" else reduced(loss, reduction)
 
 
 @api(at=AT)
