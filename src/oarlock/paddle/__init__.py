@@ -19,6 +19,7 @@ from oarlock.paddle import dtypes as _dtypes
 from oarlock.paddle.declare import exports as _exports
 from oarlock.paddle.dtypes import CPUPlace, CUDAPinnedPlace, CUDAPlace, CustomPlace, Place, XPUPlace
 from oarlock.paddle.patch import patch_tensor, unpatch_tensor
+from oarlock.paddle.strict import strict
 from oarlock.paddle.tensor_class import Tensor
 
 for _name, _dtype in {**_dtypes.NAMES, **_dtypes.SHORT, "float": _torch.float32}.items():

@@ -7,7 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-DTypeLike: TypeAlias = torch.dtype | str | type | np.dtype[Any]
+from oarlock.paddle.strict_types import StrictDType
+
+DTypeLike: TypeAlias = torch.dtype | str | type | np.dtype[Any] | StrictDType
 NAMES: dict[str, torch.dtype] = {
     "bool": torch.bool,
     "uint8": torch.uint8,
@@ -107,6 +109,8 @@ def as_dtype(dtype: DTypeLike | None) -> torch.dtype | None:
     """A torch dtype from Paddle's spellings; None stays None."""
     if dtype is None or isinstance(dtype, torch.dtype):
         return dtype
+    if isinstance(dtype, StrictDType):
+        return dtype.plain
     if isinstance(dtype, str):
         name = dtype.removeprefix("paddle.").removeprefix("torch.")
     elif isinstance(dtype, type) and dtype in PYTHON:

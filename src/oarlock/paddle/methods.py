@@ -38,9 +38,10 @@ def set_value(x: Tensor, value: Any) -> None:
 
 @api("clear_grad", at=AT, out=False)
 def clear_gradient(x: Tensor, set_to_zero: bool = True) -> None:
-    """Forget the gradient, or fill it with zeros."""
+    """Fill the gradient with zeros, in place; or forget it."""
     if x.grad is not None:
-        x.grad = torch.zeros_like(x.grad) if set_to_zero else None
+        with torch.no_grad():
+            x.grad = x.grad.zero_() if set_to_zero else None
 
 
 @api(at=AT, out=False)
@@ -158,7 +159,7 @@ def numpy(x: Tensor) -> np.ndarray:
 @api(at=AT)
 def to(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """`x` on another device, in another dtype, or in those of another tensor: names as strings or objects."""
-    words = ("device", "dtype", "blocking", "other", "place", "copy")
+    words = ("device", "dtype", "blocking", "other", "place", "copy", "non_blocking", "memory_format")
     if unknown := sorted(set(kwargs) - set(words)):
         raise TypeError(f"to() got an unexpected keyword argument {unknown[0]!r}; known are {', '.join(words)}")
     device, dtype = as_device(kwargs.get("device", kwargs.get("place"))), as_dtype(kwargs.get("dtype"))
@@ -169,7 +170,9 @@ def to(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
             dtype = as_dtype(value)
         elif isinstance(value, (str, Place, torch.device)):
             device = as_device(value)
-    return x.to(device or x.device, dtype or x.dtype, non_blocking=kwargs.get("blocking") is False)
+    quick = kwargs.get("non_blocking", kwargs.get("blocking") is False)
+    layout = kwargs.get("memory_format", torch.preserve_format)
+    return x.to(device or x.device, dtype or x.dtype, quick, bool(kwargs.get("copy")), memory_format=layout)
 
 
 def _is_dtype(word: str) -> bool:

@@ -7,6 +7,7 @@ requires a gradient) is tried again in Paddle's meaning. So no call that worked 
 
 import functools
 import importlib.resources
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -35,7 +36,8 @@ def method_functions() -> dict[str, Callable[..., Any]]:
     found: dict[str, Callable[..., Any]] = {}
     for name in (*tensor_names(), "_md5sum"):
         for where in ("paddle.Tensor", "paddle", "paddle.linalg", "paddle.nn.functional", "paddle.tensor"):
-            if declaration := REGISTRY.get(f"{where}.{name}"):
+            declaration = REGISTRY.get(f"{where}.{name}")
+            if declaration and callable(getattr(Tensor, name, callable)):  # `grad` is a value
                 found[name] = declaration.function
                 break
     return found
@@ -91,9 +93,13 @@ def _asking(name: str, native: Callable[..., Any], function: Callable[..., Any])
     return method
 
 
+_now = threading.local()  # its `asking`: Paddle's function runs, so that a refusal within it stands
+
+
 def _again(refused: Exception, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if isinstance(refused, torch.OutOfMemoryError):
+    if isinstance(refused, torch.OutOfMemoryError) or getattr(_now, "asking", False):
         raise refused
+    _now.asking = True
     try:
         return function(*args, **kwargs)
     except TypeError:
@@ -101,3 +107,5 @@ def _again(refused: Exception, function: Callable[..., Any], args: tuple[Any, ..
     except REFUSALS as error:
         # Torch did not know the spelling and Paddle did not like the values: the latter helps.
         raise (error if isinstance(refused, TypeError) else refused) from None
+    finally:
+        _now.asking = False

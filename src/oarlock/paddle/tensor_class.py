@@ -25,7 +25,7 @@ __origin__ __args__ __call__ __signature__ __wrapped__ __type_params__
 _OF_CLASSES = frozenset(NAMES_OF_CLASSES.split())
 
 
-def _construct(
+def construct(
     data: Any = None,
     *sizes: Any,
     dtype: Any = None,
@@ -41,6 +41,7 @@ def _construct(
     dims: Any = None,
     size: Any = None,
 ) -> torch.Tensor:
+    """What `paddle.Tensor(...)` makes: zeros of sizes, or the values of a sequence, an array or a tensor."""
     data = value if data is None else data
     dims = size if dims is None else dims
     if isinstance(data, (int, np.integer)) and not isinstance(data, bool) and all(isinstance(n, int) for n in sizes):
@@ -102,7 +103,7 @@ class _Type(type):
 
 
 PADDLES: dict[str, Any] = {**method_functions(), **PROPERTIES, **operators()}
-MAKE = _construct
+MAKE = construct
 
 
 class Tensor(metaclass=_Type):

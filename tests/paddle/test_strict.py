@@ -1,0 +1,118 @@
+# ruff: noqa: RUF005 - a shape plus a list is what Paddle's programs write
+"""Strict mode: what Paddle 3.3.1 answers, tensors as Paddle has them, and no trace of it afterwards."""
+
+import copy
+import json
+
+import pytest
+import torch
+
+import oarlock.paddle as paddle
+from oarlock.paddle.strict import StrictTensor
+from oarlock.paddle.strict_types import Size
+from paddle_cases import GOLDEN, evaluate
+from paddle_comparison import assert_same
+
+X = torch.arange(6.0).reshape(2, 3)
+
+
+@pytest.mark.parametrize("topic", sorted(path.stem for path in GOLDEN.glob("*.json")))
+def test_every_recorded_call_answers_the_same_in_strict_mode(topic: str) -> None:
+    wrong = []
+    for expression, answer in json.loads((GOLDEN / f"{topic}.json").read_text(encoding="utf-8")).items():
+        with paddle.strict():
+            try:
+                assert_same(evaluate(expression, paddle), answer)
+            except Exception as error:
+                wrong.append(f"{expression}: {type(error).__name__} {str(error).splitlines()[0]}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_results_are_strict_inside_and_plain_outside() -> None:
+    with paddle.strict():
+        made = paddle.ones([2, 3])
+        assert type(made) is StrictTensor
+        assert type(made + made) is type(made.sum()) is type(paddle.nn.functional.relu(made)) is StrictTensor
+        assert type(torch.sum(made)) is StrictTensor, "torch's own functions keep the class"
+        assert made.shape + [1] == [2, 3, 1]
+        assert type(paddle.Tensor(2, 3)) is StrictTensor
+    assert type(paddle.ones([2, 3])) is torch.Tensor
+    assert paddle.float32 is torch.float32
+    assert paddle.dtype is torch.dtype
+
+
+def test_it_decorates_and_nests() -> None:
+    @paddle.strict()
+    def program() -> object:
+        with paddle.strict():
+            paddle.ones([1])
+        return paddle.ones([2]).shape
+
+    assert type(program()) is Size
+    assert type(paddle.ones([2]).shape) is torch.Size
+
+
+def test_a_strict_tensor_lives_on_after_the_block() -> None:
+    with paddle.strict():
+        x = paddle.ones([2, 3])
+    assert x.max(1).shape == [2]
+    assert type(paddle.add(x, x)) is StrictTensor
+
+
+def test_gradients_reach_the_same_leaf() -> None:
+    with paddle.strict():
+        x = paddle.to_tensor([1.0, 2.0], stop_gradient=False)
+        seen = []
+        x.register_hook(lambda g: seen.append(g.shape + [0]))
+        (paddle.square(x) + x * x).backward()
+        assert x.grad.tolist() == [4.0, 8.0]
+        assert type(x.grad) is StrictTensor
+        assert seen == [[2, 0]]
+
+
+@pytest.mark.parametrize("name", ["add", "multiply", "maximum", "less_than", "pow"])
+def test_integers_and_fractions_do_not_mix(name: str) -> None:
+    with paddle.strict():
+        x, y = paddle.to_tensor([1, 2]), paddle.to_tensor([1.5, 2.5])
+        with pytest.raises(TypeError, match=f"{name}.*int64 and float32"):
+            getattr(paddle, name)(x, y)
+        with pytest.raises(TypeError, match="cast one of them"):
+            x + y
+        assert (x + paddle.to_tensor(1.5)).tolist() == [2.5, 3.5], "a 0-D tensor counts as a number"
+
+
+def test_an_error_of_torch_is_a_value_error_too() -> None:
+    with paddle.strict():
+        leaf = paddle.to_tensor([1.0], stop_gradient=False)
+        for kind in (ValueError, RuntimeError):
+            with pytest.raises(kind, match="leaf Variable"):
+                leaf.add_(leaf)
+        assert type(leaf) is StrictTensor, "an error leaves the tensor as it was"
+
+
+def test_out_names_and_copies() -> None:
+    with paddle.strict():
+        x = paddle.ones([2, 3])
+        out = paddle.empty([0])
+        assert paddle.sum(x, axis=1, out=out) is out
+        assert out.tolist() == [3.0, 3.0]
+        assert x.name != out.name
+        x.name = "weight"
+        assert x.name == "weight"
+        assert copy.deepcopy(x).shape == [2, 3]
+        assert x.dtype == torch.float32
+        assert torch.float32 == x.dtype
+        assert {torch.float32: 1}[x.dtype] == 1
+        assert str(x) == (
+            "Tensor(shape=[2, 3], dtype=float32, place=Place(cpu), stop_gradient=True,\n"
+            "       [[1., 1., 1.],\n        [1., 1., 1.]])"
+        )
+
+
+def test_parameters_and_layers() -> None:
+    layer = torch.nn.Linear(3, 2)
+    with paddle.strict():
+        made = layer(paddle.ones([4, 3]))
+        assert made.shape == [4, 2]
+        made.sum().backward()
+    assert layer.weight.grad is not None
