@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from oarlock.paddle.declare import api
+from oarlock.paddle.declare import api, write
 from oarlock.paddle.dtypes import as_ints, as_number
 
 REDUCTIONS = {
@@ -41,7 +41,7 @@ def gather(x: Tensor, index: Any, axis: Any = None, *, out: Tensor | None = None
             if chosen.ndim == 0
             else torch.index_select(x, dim, _wrapped(chosen.flatten(), x.shape[dim]))
         )
-    return made if out is None else out.copy_(made)
+    return made if out is None else write(made, out)
 
 
 def _wrapped(index: Tensor, size: int) -> Tensor:

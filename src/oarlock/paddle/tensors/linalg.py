@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from oarlock.paddle.declare import api
+from oarlock.paddle.declare import api, write
 from oarlock.paddle.dtypes import DTypeLike, as_dims, as_dtype, as_number
 
 AT = "paddle.linalg"
@@ -138,7 +138,7 @@ def norm(
         made = torch.linalg.matrix_norm(x, p, (-2, -1) if dims is None else dims, keepdim)  # type: ignore[arg-type]
     else:
         made = torch.linalg.vector_norm(x, 2.0 if p in (None, "fro") else float(p), dims, keepdim)
-    return made if out is None else out.copy_(made)
+    return made if out is None else write(made, out)
 
 
 @api(at=AT, p="ord")

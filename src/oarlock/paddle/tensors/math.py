@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from oarlock.paddle.declare import api
+from oarlock.paddle.declare import api, write
 from oarlock.paddle.dtypes import as_number
 
 SAME = """
@@ -279,4 +279,4 @@ def bitwise_right_shift(x: Tensor, y: Any, is_arithmetic: bool = True, out: Tens
 
 
 def _into(result: Tensor, out: Tensor | None) -> Tensor:
-    return result if out is None else out.copy_(result)
+    return result if out is None else write(result, out)

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from oarlock.paddle.declare import api
+from oarlock.paddle.declare import api, write
 from oarlock.paddle.dtypes import DTypeLike, as_device, as_dtype, as_ints
 from oarlock.paddle.tensors.creation import finish
 
@@ -115,7 +115,7 @@ def normal(mean: Any = 0.0, std: Any = 1.0, shape: Any = None, *, out: Tensor | 
         made = torch.normal(mean, std)
     else:
         made = torch.empty([1] if shape is None else as_ints(shape)).normal_(float(mean), float(std))
-    return made if out is None else out.copy_(made)
+    return made if out is None else write(made, out)
 
 
 @api()

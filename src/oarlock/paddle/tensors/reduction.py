@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from oarlock.paddle.declare import api
+from oarlock.paddle.declare import api, write
 from oarlock.paddle.dtypes import DTypeLike, as_dims, as_dtype
 
 
@@ -65,7 +65,7 @@ def prod(
         made = x if dtype is None else x.to(dtype)
         for dim in sorted((d % builtins.max(x.ndim, 1) for d in all_dims(x, axis)), reverse=True):
             made = torch.prod(made, dim, keepdim)
-    return made if out is None else out.copy_(made)
+    return made if out is None else write(made, out)
 
 
 def _extreme(x: Tensor, axis: Any, keepdim: bool, function: Callable[..., Tensor]) -> Tensor:

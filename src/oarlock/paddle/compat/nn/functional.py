@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from oarlock.paddle.compat.spelling import torch_spelling
+from oarlock.paddle.declare import write
 from oarlock.paddle.dtypes import as_dtype
 
 __all__ = ["linear", "pad", "scaled_dot_product_attention", "softmax", "unfold"]
@@ -18,7 +19,7 @@ def _softmax(input: Tensor, dim: int | None = None, dtype: Any = None, *, out: T
     if dim is None:
         dim = 0 if input.ndim in (0, 1, 3) else 1
     made = torch.softmax(input, dim, dtype=as_dtype(dtype))
-    return made if out is None else out.copy_(made)
+    return made if out is None else write(made, out)
 
 
 softmax = torch_spelling(f"{AT}.softmax", _softmax, "x axis name", "paddle.nn.functional.softmax")
