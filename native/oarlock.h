@@ -15,7 +15,7 @@
 #endif
 
 /* Raised with every change of this header; the Python side refuses another number. */
-#define OARLOCK_ABI 13
+#define OARLOCK_ABI 14
 
 #ifdef __cplusplus
 extern "C" {
@@ -335,6 +335,11 @@ OARLOCK_API oarlock_status oarlock_pool_dlpack(oarlock_pool* pool, uint64_t addr
 
 /* The largest request that would be met now, without the pressure callback and without waiting. */
 OARLOCK_API oarlock_status oarlock_pool_largest(oarlock_pool* pool, uint64_t stream, uint32_t tag, uint64_t* size);
+
+/* Whether requests of these sizes, in this order, would all be met now, without the pressure callback and without
+   waiting. It is tried on a copy of the pool's books: the pool and the device stay as they are. */
+OARLOCK_API oarlock_status oarlock_pool_fits(oarlock_pool* pool, const uint64_t* sizes, int64_t count, uint64_t stream,
+                                             uint32_t tag, int32_t* fits);
 
 OARLOCK_API oarlock_status oarlock_pool_get_stats(oarlock_pool* pool, oarlock_pool_stats* stats);
 

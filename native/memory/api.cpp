@@ -136,6 +136,14 @@ oarlock_status oarlock_pool_largest(oarlock_pool* pool, uint64_t stream, uint32_
     });
 }
 
+oarlock_status oarlock_pool_fits(oarlock_pool* pool, const uint64_t* sizes, int64_t count, uint64_t stream,
+                                 uint32_t tag, int32_t* fits) {
+    return guarded([&] {
+        *fits = pool->pool.fits(sizes, count, stream, tag) ? 1 : 0;
+        return OARLOCK_OK;
+    });
+}
+
 oarlock_status oarlock_pool_get_stats(oarlock_pool* pool, oarlock_pool_stats* stats) {
     pool->pool.stats(stats);
     return OARLOCK_OK;

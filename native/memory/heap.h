@@ -72,6 +72,9 @@ struct Heap {
     // Adds a reserved range as one hole.
     void add(uint64_t addr, uint64_t bytes, uint64_t page_bytes);
 
+    // Fills an empty heap.
+    void copy(const Heap& from);
+
     // Into and out of the index of its state (free or hole).
     void enter(Block* b) noexcept;
     void leave(Block* b) noexcept;

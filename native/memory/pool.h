@@ -62,6 +62,7 @@ class Pool {
     oarlock_status allow_peer(int32_t device);
     void set_pressure(oarlock_pressure callback, void* user);
     uint64_t largest(uint64_t stream, uint32_t tag);
+    bool fits(const uint64_t* sizes, int64_t count, uint64_t stream, uint32_t tag);
     void stats(oarlock_pool_stats* out);
     int64_t walk(oarlock_pool_block* out, int64_t max);
     void record(uint64_t num_events);
@@ -120,6 +121,9 @@ class Pool {
     int64_t walk_locked(oarlock_pool_block* out, int64_t max) const;
     uint64_t largest_locked(Heap& heap, uint32_t stream);
     std::string fault();
+
+    // rehearsal.cpp
+    std::unique_ptr<Pool> rehearsal() const;
 
     template <typename Body>
     void each_heap(const Body& body) const;

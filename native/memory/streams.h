@@ -41,6 +41,8 @@ class Streams {
     }
     uint64_t id(uint32_t stream) const { return streams_[stream].id; }
     size_t size() const { return streams_.size(); }
+    // What is known of another's streams; their events stay with its driver.
+    void copy(const Streams& from) { streams_ = from.streams_; }
 
     // A use by everything queued on the stream so far.
     Use use(uint32_t stream) { return has_streams_ ? Use{stream, ++streams_[stream].clock} : Use{}; }

@@ -47,9 +47,9 @@ class Model:
             self.behind = {stream: set() for stream in range(STREAMS)}
         assert after.moved_pages - before.moved_pages <= -(-size // PAGE)
         assert addr % 512 == 0
-        end = addr + max(size, 1)
+        end = addr + rounded(size)
         for other, (other_size, _) in self.live.items():
-            assert end <= other or other + other_size <= addr, "two allocations share bytes"
+            assert end <= other or other + rounded(other_size) <= addr, "two allocations share bytes"
         rest = []
         for begin, stop, users in self.pending:
             if stop <= addr or end <= begin:
@@ -78,7 +78,7 @@ class Model:
         self.verify(addr)
         size, _ = self.live.pop(addr)
         users = {user: self.behind[user] | ({user} & self.held) for user in owner_and}
-        self.pending.append((addr, addr + size, users))
+        self.pending.append((addr, addr + rounded(size), users))
         self.forget([])
         self.pool.free(addr, stream=stream)
 
@@ -91,6 +91,11 @@ class Model:
         self.pending = [entry for entry in self.pending if entry[2]]
         for held in self.behind.values():
             held.difference_update(streams)
+
+
+def rounded(size: int) -> int:
+    """Blocks are whole multiples of 512 bytes: a stream that got one byte has been ordered behind all of them."""
+    return -(-max(size, 1) // 512) * 512
 
 
 def last_page(addr: int, size: int) -> int:

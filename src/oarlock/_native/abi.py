@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 
-ABI = 13
+ABI = 14
 """``OARLOCK_ABI`` of the header that this file mirrors."""
 
 
@@ -280,6 +280,14 @@ SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "oarlock_pool_largest": (
         ctypes.c_int,
         [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint32, ctypes.POINTER(ctypes.c_uint64)],
+    ),
+    "oarlock_pool_fits": (
+        ctypes.c_int,
+        [
+            ctypes.c_void_p,
+            *(ctypes.POINTER(ctypes.c_uint64), ctypes.c_int64, ctypes.c_uint64, ctypes.c_uint32),
+            ctypes.POINTER(ctypes.c_int32),
+        ],
     ),
     "oarlock_pool_get_stats": (ctypes.c_int, [ctypes.c_void_p, ctypes.POINTER(PoolStats)]),
     "oarlock_pool_walk": (

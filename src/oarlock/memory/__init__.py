@@ -3,8 +3,9 @@
 from oarlock.memory.cuda_allocator import use_pool_for_cuda
 from oarlock.memory.events import Recording
 from oarlock.memory.export import SUFFIXES, write
-from oarlock.memory.pool import Block, DriverError, OutOfMemoryError, Pool, PoolStats, is_out_of_memory
+from oarlock.memory.pool import DriverError, OutOfMemoryError, Pool, is_out_of_memory
 from oarlock.memory.pool_recorder import PoolRecorder
+from oarlock.memory.pool_stats import Block, PoolStats
 from oarlock.memory.recorders import record
 from oarlock.memory.region import Region, Survivor, region
 from oarlock.memory.replay import ALLOCATORS, Replay, min_capacity, replay

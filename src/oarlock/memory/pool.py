@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Literal, Protocol
 
@@ -18,9 +18,9 @@ import torch
 
 from oarlock import _native
 from oarlock._native import abi
+from oarlock.memory.pool_stats import Block, PoolStats, State
 
 Driver = Literal["sim", "host", "host_memfd", "cuda"]
-State = Literal["live", "free", "hole", "held", "lost"]
 _DRIVERS: dict[str, int] = {"sim": 0, "host": 1, "host_memfd": 2, "cuda": 3}
 _STATES: tuple[State, ...] = ("live", "free", "hole", "held", "lost")
 _INVALID_ARGUMENT, _OUT_OF_MEMORY, _DRIVER_FAILED = 1, 2, 3
@@ -39,86 +39,6 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 class DriverError(RuntimeError):
     """The driver refused a call; the pool is as it was before."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Block:
-    """A piece of the pool's address space.
-
-    Attributes:
-        addr: its first address.
-        size: bytes, a multiple of 512.
-        requested: bytes that were asked for; 0 unless live or held.
-        stream: of the allocation.
-        mapped_pages: pages with memory that it lies on.
-        tag: its pages hold blocks of this tag only.
-        pins: how often it is pinned.
-        state: "live"; "free"; "hole", without memory; "held", freed but pinned; "lost", where the driver failed.
-        blocked: events of streams are outstanding.
-    """
-
-    addr: int
-    size: int
-    requested: int
-    stream: int
-    mapped_pages: int
-    tag: int
-    pins: int
-    state: State
-    blocked: bool
-
-
-@dataclasses.dataclass(frozen=True)
-class PoolStats:
-    """Figures of a pool; bytes of allocations count rounded up to 512.
-
-    Attributes:
-        capacity_bytes, page_bytes: as opened, whole pages.
-        reserved_bytes, peak_reserved_bytes: pages that the device has given, now and at most.
-        spare_bytes: of those, mapped nowhere.
-        live_bytes, peak_live_bytes: allocations, now and at most; requested_bytes: the same, not rounded.
-        free_bytes: mapped and nobody's; of those stranded_bytes lie in pages that something else lies on too, and
-            blocked_bytes wait for events of streams.
-        pinned_bytes: pinned allocations; held_bytes: of those, the freed ones.
-        asleep_bytes: allocations whose tag is asleep.
-        lost_bytes: pages that the driver would neither give nor take back.
-        num_live, num_free, num_holes: blocks.
-        num_allocations, num_frees: calls so far.
-        num_moves: requests that moved pages; moved_pages: how many pages they moved.
-        num_rollbacks: transactions that the driver broke off.
-        num_not_created: pages that the device refused below the capacity.
-        num_pressure_calls, num_waits, num_out_of_memory: calls of the pressure callback, waits for an event, failures.
-        num_ordered: requests whose stream was made to wait for other streams, where pages would have moved else.
-    """
-
-    capacity_bytes: int
-    page_bytes: int
-    reserved_bytes: int
-    peak_reserved_bytes: int
-    spare_bytes: int
-    live_bytes: int
-    peak_live_bytes: int
-    requested_bytes: int
-    free_bytes: int
-    stranded_bytes: int
-    blocked_bytes: int
-    pinned_bytes: int
-    held_bytes: int
-    asleep_bytes: int
-    lost_bytes: int
-    num_live: int
-    num_free: int
-    num_holes: int
-    num_allocations: int
-    num_frees: int
-    num_moves: int
-    moved_pages: int
-    num_rollbacks: int
-    num_not_created: int
-    num_pressure_calls: int
-    num_waits: int
-    num_out_of_memory: int
-    num_ordered: int
 
 
 class Recorder(Protocol):
@@ -313,6 +233,88 @@ class Pool:
         size = ctypes.c_uint64()
         self._call("oarlock_pool_largest", self._handle, stream, tag, ctypes.byref(size))
         return size.value
+
+    def fits(self, sizes: Sequence[int], *, stream: int = 0, tag: int = 0) -> bool:
+        """Whether allocations of these sizes (bytes), one after the other, would all be met now.
+
+        Without the pressure callback and without waiting for streams. It is tried on a copy of the pool's books:
+        nothing moves, and the figures of the pool stay as they are. What the device itself would refuse is not seen.
+
+        Raises:
+            ValueError: a negative size.
+        """
+        if any(size < 0 for size in sizes):
+            raise ValueError(f"sizes must not be negative, got {min(sizes)}")
+        fits = ctypes.c_int32()
+        array = (ctypes.c_uint64 * len(sizes))(*(min(size, 2**64 - 1) for size in sizes))
+        self._call("oarlock_pool_fits", self._handle, array, len(sizes), stream, tag, ctypes.byref(fits))
+        return bool(fits.value)
+
+    def max_batch(
+        self,
+        at_most: int,
+        *,
+        per_item: Mapping[str, int],
+        fixed: Mapping[str, int] | None = None,
+        stream: int = 0,
+        tag: int = 0,
+    ) -> int:
+        """The most items whose temporaries all fit into the memory that is free now, side by side.
+
+        For tokens of a mixture of experts, or rows of any batch that can be cut: what fits is decided by the holes that
+        are there, each temporary needs one of its own.
+
+        Args:
+            at_most: items there are.
+            per_item: name -> bytes of an item in the temporary.
+            fixed: name -> bytes that the temporary of that name takes beside its items; further names are temporaries
+                of a fixed size.
+
+        Returns:
+            a number from 0 to `at_most` for which :meth:`fits` says yes (0 if not even the fixed ones fit).
+
+        Raises:
+            ValueError: a negative number.
+        """
+        fixed = fixed or {}
+        for what, value in {"at_most": at_most, **per_item, **fixed}.items():
+            if value < 0:
+                raise ValueError(f"{what} must not be negative, got {value}")
+
+        def served(items: int) -> bool:
+            sizes = {name: fixed.get(name, 0) + items * size for name, size in per_item.items()}
+            return self.fits(list({**fixed, **sizes}.values()), stream=stream, tag=tag)
+
+        if served(at_most):
+            return at_most
+        low, high = 0, at_most  # `high` does not fit
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if served(middle) else (low, middle)
+        return low
+
+    def batches(
+        self, num_items: int, *, per_item: Mapping[str, int], fixed: Mapping[str, int] | None = None
+    ) -> Iterator[slice]:
+        """Cuts a batch into the largest parts whose temporaries fit, each measured when its turn comes.
+
+        Args:
+            per_item, fixed: see :meth:`max_batch`; a part's temporaries must be freed before the next part.
+
+        Raises:
+            OutOfMemoryError: not even one item fits.
+        """
+        start = 0
+        while start < num_items:
+            count = self.max_batch(num_items - start, per_item=per_item, fixed=fixed)
+            if count == 0:
+                need = sum((fixed or {}).values()) + sum(per_item.values())
+                raise OutOfMemoryError(
+                    f"not one of {num_items - start} items fits: its temporaries take {need} bytes, the largest "
+                    f"request that can be met is {self.largest()}; free something, or give the pool more capacity"
+                )
+            yield slice(start, start + count)
+            start += count
 
     def stats(self) -> PoolStats:
         """The figures of the pool; it looks at every block."""
