@@ -5,6 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
+from oarlock.paddle import tensors as _tensors  # noqa: F401 - the functions are declared there
 from oarlock.paddle.declare import REGISTRY, api
 
 NAMES = """

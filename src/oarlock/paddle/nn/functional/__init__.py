@@ -1,6 +1,7 @@
 # ruff: noqa: F401 - importing the topics declares the functions
 """`paddle.nn.functional`: activations, losses, convolution, pooling, normalisation."""
 
+from oarlock.paddle import inplace as _inplace
 from oarlock.paddle.declare import REGISTRY as _REGISTRY
 from oarlock.paddle.declare import exports as _exports
 from oarlock.paddle.nn.functional import activation as _activation

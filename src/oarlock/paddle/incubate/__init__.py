@@ -1,0 +1,8 @@
+# ruff: noqa: F401 - importing the topics declares the functions
+"""`paddle.incubate`: fused operations of decoders and reductions over graphs."""
+
+from oarlock.paddle.declare import exports as _exports
+from oarlock.paddle.incubate import nn
+from oarlock.paddle.incubate import segments as _segments
+
+globals().update(_exports(_segments.INCUBATE))
