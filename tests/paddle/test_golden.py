@@ -11,6 +11,7 @@ import oarlock.paddle as paddle
 from paddle_cases import GOLDEN, evaluate
 from paddle_comparison import assert_same
 
+pytestmark = pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
 ANSWERS: dict[str, Any] = {
     expression: answer
     for path in sorted(GOLDEN.glob("*.json"))

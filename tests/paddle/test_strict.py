@@ -13,6 +13,7 @@ from oarlock.paddle.strict_types import Size
 from paddle_cases import GOLDEN, evaluate
 from paddle_comparison import assert_same
 
+pytestmark = pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
 X = torch.arange(6.0).reshape(2, 3)
 
 

@@ -323,6 +323,7 @@ def _enter() -> None:
     for declaration in _declarations():
         declaration.slot.update(_bounded_slot(declaration.names[0]))
     tensor_class.MAKE = bounded(tensor_class.construct)
+    tensor_class.PADDLES.update({name: bounded(operator) for name, operator in operators.operators().items()})
     swapped = {name: StrictDType.of(dtype) for name, dtype in NAMES.items()} | {"dtype": StrictDType, "Size": Size}
     _State.plain = {name: getattr(paddle, name) for name in swapped}
     for name, value in swapped.items():
@@ -335,6 +336,7 @@ def _leave() -> None:
     for declaration in _declarations():
         declaration.slot.update(_call=declaration.implementation, _write=write)
     tensor_class.MAKE = tensor_class.construct
+    tensor_class.PADDLES.update(operators.operators())
     for name, value in _State.plain.items():
         setattr(paddle, name, value)
 
