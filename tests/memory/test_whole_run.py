@@ -1,45 +1,12 @@
 """A whole training run inside the pool: all of torch's CPU tensors, under a cap 3 % above what is live at most."""
 
-import hashlib
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-import torch
-from torch.utils import cpp_extension
-
 FOLDER = Path(__file__).parent
-COMPILER = shutil.which(os.environ.get("CXX", "g++"))
-
-pytestmark = [
-    pytest.mark.skipif(COMPILER is None, reason="no C++ compiler"),
-    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the host driver is for Linux"),
-]
-
-
-@pytest.fixture(scope="module")
-def shim() -> Path:
-    """Compiled against this torch's headers, once."""
-    source = FOLDER / "shim" / "shim.cpp"
-    key = hashlib.sha1(source.read_bytes() + torch.__version__.encode()).hexdigest()[:12]
-    library = FOLDER.parents[1] / ".cache" / "shim" / f"{key}.so"
-    if not library.exists():
-        library.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = library.with_suffix(f".{os.getpid()}")
-        torch_libraries = Path(torch.__file__).parent / "lib"
-        command = [
-            *(str(COMPILER), "-std=c++20", "-O1", "-fPIC", "-shared", str(source), "-o", str(unfinished)),
-            *(f"-I{path}" for path in cpp_extension.include_paths()),
-            f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}",
-            *(f"-L{torch_libraries}", "-lc10"),
-        ]
-        subprocess.run(command, check=True, capture_output=True, text=True, timeout=200)
-        unfinished.replace(library)
-    return library
 
 
 def run(shim: Path, *arguments: object) -> dict:

@@ -23,6 +23,8 @@ from oarlock.memory.pool_stats import Block, PoolStats, State
 Driver = Literal["sim", "host", "host_memfd", "cuda"]
 _DRIVERS: dict[str, int] = {"sim": 0, "host": 1, "host_memfd": 2, "cuda": 3}
 _STATES: tuple[State, ...] = ("live", "free", "hole", "held", "lost")
+Pressure = Callable[[int, int], bool]
+"""Of (bytes, stream): frees what it can, and tells whether another try is worth it."""
 _INVALID_ARGUMENT, _OUT_OF_MEMORY, _DRIVER_FAILED = 1, 2, 3
 
 
@@ -94,6 +96,8 @@ class Pool:
         self._handle = ctypes.c_void_p()
         self._callback = abi.PRESSURE()
         self._raised = threading.local()
+        self.pressure: Pressure | None = None
+        """What `set_pressure` was given."""
         self.recorder: Recorder | None = None
         """What notes this pool's events; see `oarlock.memory.record`."""
         config = abi.PoolConfig(capacity, soft_capacity, page_bytes, reserve_factor, _DRIVERS[driver], device)
@@ -192,7 +196,7 @@ class Pool:
         """
         self._call("oarlock_pool_allow_peer", self._handle, device)
 
-    def set_pressure(self, callback: Callable[[int, int], bool] | None) -> None:
+    def set_pressure(self, callback: Pressure | None) -> None:
         """Sets what is called where a request cannot be met.
 
         Args:
@@ -210,7 +214,7 @@ class Pool:
 
         pressure = abi.PRESSURE() if callback is None else abi.PRESSURE(call)
         self._call("oarlock_pool_set_pressure", self._handle, pressure, None)
-        self._callback = pressure  # the core holds no reference
+        self._callback, self.pressure = pressure, callback  # the core holds no reference
 
     def serve_torch(self, device: int) -> None:
         """Has the functions ``oarlock_torch_*`` of the C++ core, which torch's allocators call, use this pool.

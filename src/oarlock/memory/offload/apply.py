@@ -13,6 +13,7 @@ from torch import nn
 from oarlock.memory.offload.meter import Meter
 from oarlock.memory.offload.session import Schedule, Session
 from oarlock.memory.offload.tiers import Tier
+from oarlock.memory.pool import Pool
 
 
 class Applied:
@@ -27,6 +28,7 @@ class Applied:
         optimizers: whose states count as memory, too.
         min_bytes: smaller storages are kept.
         evict: where the cap is reached, send out what was to be kept.
+        pool: whose tensors the model works with; where it cannot meet a request, send out what was to be kept, too.
 
     Attributes:
         meter: counts the bytes.
@@ -43,6 +45,7 @@ class Applied:
         optimizers: Iterable[torch.optim.Optimizer] = (),
         min_bytes: int = 1 << 14,
         evict: bool = True,
+        pool: Pool | None = None,
     ) -> None:
         self._model, self._optimizers = model, list(optimizers)
         self.meter = Meter(device, cap=cap)
@@ -53,6 +56,7 @@ class Applied:
             tier=tier,
             min_bytes=min_bytes,
             meter=self.meter if evict else None,
+            pool=pool if evict else None,
         )
         self._stack = ExitStack()
 

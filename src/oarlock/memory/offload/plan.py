@@ -17,7 +17,7 @@ from oarlock.memory.offload.search import Search
 from oarlock.memory.offload.session import Choice, Schedule
 from oarlock.memory.offload.simulate import Outcome, Simulator
 from oarlock.memory.offload.tiers import Tier
-from oarlock.memory.pool import OutOfMemoryError
+from oarlock.memory.pool import OutOfMemoryError, Pool
 
 if TYPE_CHECKING:
     import torch
@@ -101,6 +101,7 @@ class Plan:
         device: torch.device | str = "cpu",
         optimizers: Iterable[torch.optim.Optimizer] = (),
         evict: bool = True,
+        pool: Pool | None = None,
     ) -> Applied:
         """A context in which the model's steps follow the plan, under a hard cap of the budget.
 
@@ -110,6 +111,7 @@ class Plan:
             device: of the model.
             optimizers: whose states count as memory, too.
             evict: where the cap is reached all the same, send out what was to be kept.
+            pool: that the model's tensors live in: it is relieved in the same way where it cannot meet a request.
         """
         return Applied(
             model,
@@ -120,6 +122,7 @@ class Plan:
             optimizers=optimizers,
             min_bytes=self.profile.min_bytes,
             evict=evict,
+            pool=pool,
         )
 
     def rows(self) -> list[tuple[str, str, str, str]]:

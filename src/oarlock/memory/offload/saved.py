@@ -14,6 +14,9 @@ from torch import Tensor
 from oarlock.memory.offload.calls import SaveKey
 from oarlock.memory.offload.tiers import Copying, Place, Tier
 
+_num_owners: Callable[[int], int] | None = getattr(torch._C, "_storage_Use_Count", None)
+"""How many hold a storage. A torch without it: only the tensor that was saved first is known to hold it."""
+
 
 class Handle(Protocol):
     """What autograd holds in place of a saved tensor."""
@@ -118,8 +121,12 @@ class Saved:
 
     @property
     def is_held_elsewhere(self) -> bool:
-        """Whether the program itself still has the tensor that was saved first."""
-        return self._tensor() is not None
+        """Whether the program, or an operation that runs, has a tensor on this storage too."""
+        if self._tensor() is not None:
+            return True
+        if self._storage is None or _num_owners is None:
+            return False
+        return _num_owners(self._storage._cdata) > 1 + (self._probe is not None)
 
     def send(self, tier: Tier) -> None:
         """Begins to copy it out; the device memory is given back by `release`."""

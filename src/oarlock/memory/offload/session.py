@@ -7,9 +7,11 @@ that graph, whether it ran backward, in part, twice, or never.
 from __future__ import annotations
 
 import dataclasses
+import threading
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from types import TracebackType
 from typing import Any, Literal, Self
 
@@ -22,6 +24,7 @@ from oarlock.memory.offload.checkpoint import run
 from oarlock.memory.offload.meter import Meter
 from oarlock.memory.offload.saved import Handle, Held, Saved, SavedView, View, Wrapped, is_plain
 from oarlock.memory.offload.tiers import Tier
+from oarlock.memory.pool import Pool, Pressure
 
 Choice = Literal["keep", "recompute", "offload"]
 
@@ -68,6 +71,7 @@ class Session:
         at_once: release each storage as soon as it is sent, and wait for it.
         observer: told what happens.
         meter: whose pressure this session answers by sending out what is kept.
+        pool: likewise; a callback that was set on it before is asked when nothing more can leave.
     """
 
     def __init__(
@@ -81,12 +85,13 @@ class Session:
         at_once: bool = False,
         observer: Observer | None = None,
         meter: Meter | None = None,
+        pool: Pool | None = None,
     ) -> None:
         self._model, self._device, self._tier = model, device, tier
         self._schedule = schedule or Schedule()
         self._min_bytes, self._at_once = min_bytes, at_once
         self._observer = observer or Observer()
-        self._meter = meter
+        self._meter, self._pool = meter, pool
         self._calls = Calls(model, self._begin_pass, self._observer.begin_call, self._observer.end_call)
         self._known: dict[int, _Known] = {}
         self._alive: weakref.WeakSet[Saved] = weakref.WeakSet()
@@ -96,6 +101,7 @@ class Session:
         self._num_released = self._num_fetched = 0
         self._inputs: Iterator[SaveKey | None] | None = None  # of the region that begins
         self._stack = ExitStack()
+        self._evicting = threading.RLock()
         self._busy = False
         self.stalled = 0.0
         self.evicted_bytes = 0
@@ -112,6 +118,10 @@ class Session:
         if self._meter is not None and self._tier is not None:
             self._meter.pressure = self._make_room
             self._stack.callback(setattr, self._meter, "pressure", None)
+        if self._pool is not None and self._tier is not None:
+            before = self._pool.pressure
+            self._pool.set_pressure(partial(self._make_pool_room, self._pool, before))
+            self._stack.callback(self._pool.set_pressure, before)
         self._stack.enter_context(saved_tensors_hooks(self._pack_outside, lambda handle: handle.get()))
         return self
 
@@ -255,31 +265,41 @@ class Session:
     # ---------------------------------------------------------------------------------------------------- pressure
 
     def _make_room(self, num_bytes: int) -> bool:
-        """Sends out what nobody else holds: the smallest that suffices, else the largest first."""
-        if self._busy or self._tier is None:
-            return False
-        self._busy = True
-        try:
-            for saved in list(self._alive):  # what is on its way anyway
-                if saved.is_leaving:
-                    before = saved.is_on_device
+        """For the meter, which asks again as long as it is too much."""
+        assert self._meter is not None
+        meter, before = self._meter, self._meter.live
+        return self._evict(num_bytes, lambda: meter.live < before)
+
+    def _make_pool_room(self, pool: Pool, otherwise: Pressure | None, num_bytes: int, stream: int) -> bool:
+        """For the pool, on the thread of a request that it cannot meet."""
+        if self._evict(num_bytes, lambda: pool.fits([num_bytes], stream=stream)):
+            return True
+        return otherwise is not None and otherwise(num_bytes, stream)
+
+    def _evict(self, num_bytes: int, is_enough: Callable[[], bool]) -> bool:
+        """Sends out what nobody else holds: the smallest that suffices, else the largest first; each copy is complete
+        before its memory is given back. Returns whether it is enough now."""
+        with self._evicting:  # another thread's request waits: this one may serve it, too
+            if self._busy or self._tier is None:
+                return False
+            self._busy = True
+            try:
+                for saved in [each for each in list(self._alive) if each.is_leaving]:  # on its way anyway
                     self.stalled += saved.release()
-                    if before and not saved.is_on_device:
+                    if is_enough():
                         return True
-            assert self._meter is not None
-            # A tensor that the program itself holds gives nothing back.
-            leaving = [saved for saved in list(self._alive) if saved.may_leave and not saved.is_held_elsewhere]
-            leaving.sort(key=lambda saved: (saved.num_bytes < num_bytes, abs(saved.num_bytes - num_bytes)))
-            for saved in leaving:
-                before = self._meter.live
-                saved.send(self._tier)
-                self.stalled += saved.release()
-                self.evicted_bytes += saved.num_bytes
-                if self._meter.live < before:
-                    return True
-            return False
-        finally:
-            self._busy = False
+                # A tensor that the program holds, or an operation works on, gives nothing back.
+                leaving = [each for each in list(self._alive) if each.may_leave and not each.is_held_elsewhere]
+                leaving.sort(key=lambda each: (each.num_bytes < num_bytes, abs(each.num_bytes - num_bytes)))
+                for saved in leaving:
+                    saved.send(self._tier)
+                    self.stalled += saved.release()
+                    self.evicted_bytes += saved.num_bytes
+                    if is_enough():
+                        return True
+                return False
+            finally:
+                self._busy = False
 
 
 _END: Any = object()
