@@ -57,9 +57,9 @@ def send_u_recv(
 
 
 def _message(a: Tensor, b: Tensor, kind: str) -> Tensor:
-    """The message of an edge; an edge's numbers stand for the trailing dimensions."""
-    if b.ndim < a.ndim:
-        b = b.reshape(*b.shape, *[1] * (a.ndim - b.ndim))
+    """The message of each edge; the features of both sides broadcast."""
+    most = max(a.ndim, b.ndim)
+    a, b = (side.reshape(len(side), *[1] * (most - side.ndim), *side.shape[1:]) for side in (a, b))
     functions = {"add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div}
     if kind not in functions:
         raise ValueError(f"message_op must be one of {', '.join(functions)}, not {kind!r}")
@@ -86,6 +86,15 @@ def send_uv(x: Tensor, y: Tensor, src_index: Tensor, dst_index: Tensor, message_
     return _message(x[src_index.long()], y[dst_index.long()], message_op)
 
 
+def _numbered(x: Tensor, neighbors: list[Tensor], counts: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    numbers = {node: i for i, node in enumerate(x.tolist())}
+    sources = [numbers.setdefault(node, len(numbers)) for nodes in neighbors for node in nodes.tolist()]
+    rows = torch.arange(len(x), dtype=x.dtype, device=x.device)
+    centres = torch.cat([rows.repeat_interleave(count.long()) for count in counts])
+    source, nodes = (torch.tensor(part, dtype=x.dtype, device=x.device) for part in (sources, list(numbers)))
+    return source, centres, nodes
+
+
 @api(f"{INCUBATE}.graph_reindex", at=GEOMETRIC, out=False)
 def reindex_graph(
     x: Tensor,
@@ -104,12 +113,19 @@ def reindex_graph(
     Returns:
         (numbers of the neighbours, numbers of their centres, the nodes in the order of their numbers).
     """
-    numbers = {node: i for i, node in enumerate(x.tolist())}
-    for node in neighbors.tolist():
-        numbers.setdefault(node, len(numbers))
-    source = torch.tensor([numbers[node] for node in neighbors.tolist()], dtype=x.dtype, device=x.device)
-    centre = torch.arange(len(x), dtype=x.dtype, device=x.device).repeat_interleave(count.long())
-    return source, centre, torch.tensor(list(numbers), dtype=x.dtype, device=x.device)
+    return _numbered(x, [neighbors], [count])
+
+
+@api(at=GEOMETRIC, out=False)
+def reindex_heter_graph(
+    x: Tensor,
+    neighbors: list[Tensor],
+    count: list[Tensor],
+    value_buffer: Tensor | None = None,
+    index_buffer: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`reindex_graph` of several kinds of edges at once: the lists hold what belongs to each kind."""
+    return _numbered(x, list(neighbors), list(count))
 
 
 @api(at=INCUBATE)

@@ -61,8 +61,8 @@ def instance_norm(
     """
     first = channels_first(x, data_format)
     dims = list(range(2, first.ndim))
-    variance, mean = torch.var_mean(first, dims, correction=0, keepdim=True)
-    made = (first - mean) * torch.rsqrt(variance + eps)
+    centred = first - first.mean(dims, keepdim=True)
+    made = centred * torch.rsqrt(centred.square().mean(dims, keepdim=True) + eps)
     shape = [1, -1] + [1] * len(dims)
     made = made if weight is None else made * weight.reshape(shape)
     made = made if bias is None else made + bias.reshape(shape)

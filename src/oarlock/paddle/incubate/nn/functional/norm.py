@@ -21,6 +21,12 @@ def _axis(x: Tensor, begin_norm_axis: int) -> int:
     return axis
 
 
+def _moments(rows: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+    """Mean and 1 / deviation over the last dimension."""
+    mean = rows.mean(-1)
+    return mean, torch.rsqrt((rows - mean.unsqueeze(-1)).square().mean(-1) + epsilon)
+
+
 @api(at=AT, out=False)
 def fused_rms_norm(
     x: Tensor,
@@ -35,7 +41,7 @@ def fused_rms_norm(
     quant_max_bound: float = 0,
     quant_min_bound: float = 0,
 ) -> tuple[Tensor, Tensor]:
-    """`s / sqrt(mean(s²) + epsilon)·norm_weight + norm_bias` with `s = x + bias + residual`.
+    """`s / sqrt(mean(s²) + epsilon)·norm_weight + norm_bias`, `s = x + bias + residual` (x itself without residual).
 
     Args:
         x: any shape; the dimensions from `begin_norm_axis` on are normalised together.
@@ -47,7 +53,7 @@ def fused_rms_norm(
         (the norm, s); without a residual the second is empty.
     """
     axis = _axis(x, begin_norm_axis)
-    total = x if bias is None else x + bias
+    total = x if bias is None or residual is None else x + bias  # Paddle's kernel takes the bias with the residual
     shape = total.shape
     weight = norm_weight.reshape(-1)
     flat = total.reshape(*shape[:axis], math.prod(shape[axis:]))
@@ -75,7 +81,9 @@ def fused_layer_norm(
     quant_max_bound: float = 0,
     quant_min_bound: float = 0,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The layer norm of `s = x + bias + residual_alpha·residual`; s itself without weight and bias.
+    """The layer norm of `s = x + bias + residual_alpha·residual` (x without residual).
+
+    Without weight and bias it is s itself.
 
     Args:
         x: any shape; the dimensions from `begin_norm_axis` on are normalised together.
@@ -84,25 +92,25 @@ def fused_layer_norm(
         quant_scale: positive: the result is quantised to int8.
 
     Returns:
-        (the norm, s or without a residual empty, mean and variance float32 of each row).
+        (the norm, s or without a residual empty, mean and 1 / deviation of each row in float32).
     """
     axis = _axis(x, begin_norm_axis)
-    total = x if bias is None else x + bias
-    total = total if residual is None else total + residual_alpha * residual
-    rows = total.detach().float().flatten(axis).reshape(math.prod(x.shape[:axis]), -1)
-    variance, mean = torch.var_mean(rows, 1, correction=0)
+    total = x
+    if residual is not None:
+        total = residual_alpha * residual + (x if bias is None else x + bias)
+    rows = total.detach().float().reshape(math.prod(x.shape[:axis]), math.prod(x.shape[axis:]))
+    mean, inverse = _moments(rows, epsilon)
     shape: Any = list(x.shape[axis:])
     bare = norm_weight is None and norm_bias is None
     made = total if bare else layer_norm(total, shape, norm_weight, norm_bias, epsilon)
     made = quantised(made, quant_scale, quant_round_type, quant_max_bound, quant_min_bound)
-    return made, x.new_empty(*x.shape, 0) if residual is None else total, mean, variance
+    return made, x.new_empty(*x.shape, 0) if residual is None else total, mean, inverse
 
 
 @api(at=AT, out=False)
 def fast_ln(x: Tensor, scale: Tensor, bias: Tensor, epsilon: float = 1e-5) -> tuple[Tensor, Tensor, Tensor]:
     """(the layer norm over the last dimension, mean, 1 / deviation), the last two float32 for each row."""
-    variance, mean = torch.var_mean(x.detach().float(), -1, correction=0)
-    return layer_norm(x, x.shape[-1], scale, bias, epsilon), mean, torch.rsqrt(variance + epsilon)
+    return layer_norm(x, x.shape[-1], scale, bias, epsilon), *_moments(x.detach().float(), epsilon)
 
 
 @api("fused_rms_norm_ext", at=AT, out=False)
