@@ -14,7 +14,20 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 import torch as _torch
 
-from oarlock.paddle import compat, fft, framework, geometric, incubate, inplace, linalg, methods, nn, signal, special
+from oarlock.paddle import (
+    compat,
+    fft,
+    framework,
+    geometric,
+    incubate,
+    inplace,
+    linalg,
+    methods,
+    nn,
+    signal,
+    special,
+    vision,
+)
 from oarlock.paddle import dtypes as _dtypes
 from oarlock.paddle.declare import exports as _exports
 from oarlock.paddle.dtypes import CPUPlace, CUDAPinnedPlace, CUDAPlace, CustomPlace, Place, XPUPlace

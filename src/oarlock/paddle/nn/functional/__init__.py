@@ -11,6 +11,7 @@ from oarlock.paddle.nn.functional import cross_entropy as _cross_entropy
 from oarlock.paddle.nn.functional import flash_attention
 from oarlock.paddle.nn.functional import layers as _layers
 from oarlock.paddle.nn.functional import loss as _loss
+from oarlock.paddle.nn.functional import moe as _moe
 from oarlock.paddle.nn.functional import norm as _norm
 from oarlock.paddle.nn.functional import pooling as _pooling
 from oarlock.paddle.nn.functional import resize as _resize

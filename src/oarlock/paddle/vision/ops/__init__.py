@@ -1,0 +1,9 @@
+# ruff: noqa: F401 - importing the topics declares the functions
+"""`paddle.vision.ops`: boxes, regions of images and deformable convolution."""
+
+from oarlock.paddle.declare import exports as _exports
+from oarlock.paddle.vision.ops import boxes as _boxes
+from oarlock.paddle.vision.ops import deformable as _deformable
+from oarlock.paddle.vision.ops import regions as _regions
+
+globals().update(_exports(_boxes.AT))
