@@ -41,8 +41,12 @@ def _declare(name: str, reshaping: bool) -> None:
 
 
 def _copy(target: Tensor, made: Tensor) -> Tensor:
+    """`target` with the values of `made`, and with its dtype where no gradient would get lost by that."""
     if made.shape != target.shape:
         raise ValueError(f"an in-place result of shape {list(made.shape)} does not fit the {list(target.shape)} of x")
+    if made.dtype != target.dtype and not (made.requires_grad or target.requires_grad):
+        target.data = made
+        return target
     return target.copy_(made)
 
 

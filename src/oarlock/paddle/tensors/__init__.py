@@ -1,6 +1,7 @@
 """Functions on tensors, by topic. Importing this package declares them all."""
 
 from oarlock.paddle.tensors import (
+    binary,
     creation,
     indexing,
     linalg,
@@ -12,4 +13,4 @@ from oarlock.paddle.tensors import (
     search,
 )
 
-__all__ = ["creation", "indexing", "linalg", "logic", "manipulation", "math", "random", "reduction", "search"]
+__all__ = ["binary", "creation", "indexing", "linalg", "logic", "manipulation", "math", "random", "reduction", "search"]

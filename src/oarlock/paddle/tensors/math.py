@@ -6,13 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from oarlock.paddle.declare import api, write
+from oarlock.paddle.declare import api
 from oarlock.paddle.dtypes import as_number
 
 SAME = """
-abs acos acosh angle asin asinh atan atanh ceil conj cos cosh deg2rad digamma erf erfinv exp expm1 floor frac i0
-isfinite isinf isnan isneginf isposinf isreal lgamma log log10 log1p log2 neg positive rad2deg reciprocal rsqrt sgn
-sigmoid sign signbit sin sinc sinh sqrt square tan tanh trunc
+abs acos acosh angle asin asinh atan atanh ceil conj cos cosh deg2rad digamma erf erfinv exp expm1 floor i0
+isfinite isinf isnan isneginf isposinf isreal lgamma log log10 log1p log2 neg positive rad2deg reciprocal rsqrt
+sigmoid signbit sin sinc sinh sqrt square tan tanh trunc
 """
 UNARY: dict[str, Callable[[Tensor], Tensor]] = {name: getattr(torch, name) for name in SAME.split()} | {
     "gammaln": torch.lgamma,
@@ -22,40 +22,15 @@ UNARY: dict[str, Callable[[Tensor], Tensor]] = {name: getattr(torch, name) for n
     "i1e": torch.special.i1e,
     "imag": lambda x: torch.imag(x),
     "real": lambda x: torch.real(x) if x.is_complex() else x,
+    "frac": lambda x: torch.frac(x) if x.is_floating_point() else torch.zeros_like(x),
+    "sgn": lambda x: torch.sgn(x) if x.is_complex() else sign(x),
+    "sign": lambda x: torch.sgn(x) if x.is_complex() else sign(x),
 }
-BINARY: dict[str, tuple[Callable[..., Tensor], str]] = {
-    "atan2": (torch.atan2, ""),
-    "copysign": (torch.copysign, ""),
-    "fmax": (torch.fmax, ""),
-    "fmin": (torch.fmin, ""),
-    "floor_divide": (torch.floor_divide, ""),
-    "gammainc": (torch.special.gammainc, ""),
-    "gammaincc": (torch.special.gammaincc, ""),
-    "gcd": (torch.gcd, ""),
-    "heaviside": (torch.heaviside, ""),
-    "hypot": (torch.hypot, ""),
-    "lcm": (torch.lcm, ""),
-    "ldexp": (torch.ldexp, ""),
-    "logaddexp": (torch.logaddexp, ""),
-    "maximum": (torch.maximum, ""),
-    "minimum": (torch.minimum, ""),
-    "multiply": (torch.mul, "mul"),
-    "nextafter": (torch.nextafter, ""),
-    "remainder": (torch.remainder, "mod floor_mod"),
-}
-NEEDS_TENSORS = {
-    "atan2",
-    "copysign",
-    "fmax",
-    "fmin",
-    "gcd",
-    "heaviside",
-    "hypot",
-    "lcm",
-    "logaddexp",
-    "maximum",
-    "minimum",
-}
+
+
+def sign(x: Tensor) -> Tensor:
+    """-1, 0 or 1; NaN stays NaN, where torch gives 0."""
+    return torch.where(x.isnan(), x, torch.sign(x)) if x.is_floating_point() else torch.sign(x)
 
 
 def _declare_unary(name: str, function: Callable[[Tensor], Tensor]) -> None:
@@ -67,59 +42,8 @@ def _declare_unary(name: str, function: Callable[[Tensor], Tensor]) -> None:
     api()(call)
 
 
-def _declare_binary(name: str, function: Callable[..., Tensor], more: str) -> None:
-    def call(x: Tensor, y: Any) -> Tensor:
-        return function(x, y)
-
-    def call_on_tensors(x: Tensor, y: Any) -> Tensor:
-        return function(*as_tensors(x, y))
-
-    made = call_on_tensors if name in NEEDS_TENSORS else call
-    made.__name__ = name
-    made.__doc__ = f"`{name}` of the elements of `x` and `y`, broadcast."
-    api(more)(made)
-
-
-def as_tensors(x: Any, y: Any) -> tuple[Tensor, Tensor]:
-    """Both as tensors; a number takes the dtype of the other one."""
-    if not isinstance(x, Tensor):
-        x = torch.as_tensor(x, dtype=y.dtype if isinstance(y, Tensor) else None)
-    if not isinstance(y, Tensor):
-        y = torch.as_tensor(y, dtype=x.dtype)
-    return x, y
-
-
 for _name, _function in UNARY.items():
     _declare_unary(_name, _function)
-for _name, (_function, _more) in BINARY.items():
-    _declare_binary(_name, _function, _more)
-
-
-@api()
-def add(x: Tensor, y: Any, *, alpha: Any = 1) -> Tensor:
-    """`x + alpha·y`."""
-    return torch.add(x, y) if alpha == 1 else torch.add(x, y, alpha=alpha)
-
-
-@api("sub")
-def subtract(x: Tensor, y: Any, *, alpha: Any = 1) -> Tensor:
-    """`x - alpha·y`."""
-    return torch.sub(x, y) if alpha == 1 else torch.sub(x, y, alpha=alpha)
-
-
-@api("div true_divide")
-def divide(x: Tensor, y: Any, *, rounding_mode: str | None = None) -> Tensor:
-    """`x / y`, rounded by "trunc" or "floor" if asked. Integers give floats unless rounded."""
-    return torch.div(x, y, rounding_mode=rounding_mode)
-
-
-@api(y="exponent other")
-def pow(x: Any, y: Any) -> Tensor:
-    """`x ** y`. A float exponent of an integer tensor is truncated: the result keeps the dtype of `x`."""
-    y = as_number(y) if isinstance(x, Tensor) and isinstance(y, Tensor) and y.ndim == 0 and y.dtype == x.dtype else y
-    if isinstance(x, Tensor) and isinstance(y, float) and not (x.is_floating_point() or x.is_complex()):
-        y = int(y)
-    return torch.pow(x, y)
 
 
 @api("clamp")
@@ -132,7 +56,9 @@ def clip(x: Tensor, min: Any = None, max: Any = None) -> Tensor:
 
 @api()
 def round(x: Tensor, decimals: int = 0) -> Tensor:
-    """Round half to even, to `decimals` digits."""
+    """Round half to even, to `decimals` digits; of complex numbers both parts."""
+    if x.is_complex():
+        return torch.complex(round(x.real, decimals), round(x.imag, decimals))
     return torch.round(x, decimals=decimals) if decimals else torch.round(x)
 
 
@@ -145,6 +71,7 @@ def scale(
     if not (x.is_floating_point() or x.is_complex()):
         factor, bias = int(factor), int(bias)
     scaled = x * factor + bias if bias_after_scale else (x + bias) * factor
+    scaled = scaled.to(x.dtype)
     return scaled if act is None else getattr(torch.nn.functional, act)(scaled)
 
 
@@ -234,49 +161,3 @@ def cumulative_trapezoid(y: Tensor, x: Tensor | None = None, dx: Any = None, axi
     if x is not None:
         return torch.cumulative_trapezoid(y, x, dim=axis)
     return torch.cumulative_trapezoid(y, dim=axis) * (1.0 if dx is None else dx)
-
-
-@api("bitwise_invert")
-def bitwise_not(x: Tensor, out: Tensor | None = None) -> Tensor:
-    """`~x`."""
-    return _into(torch.bitwise_not(x), out)
-
-
-@api()
-def bitwise_and(x: Tensor, y: Any, out: Tensor | None = None) -> Tensor:
-    """`x & y`."""
-    return _into(torch.bitwise_and(x, y), out)
-
-
-@api()
-def bitwise_or(x: Tensor, y: Any, out: Tensor | None = None) -> Tensor:
-    """`x | y`."""
-    return _into(torch.bitwise_or(x, y), out)
-
-
-@api()
-def bitwise_xor(x: Tensor, y: Any, out: Tensor | None = None) -> Tensor:
-    """`x ^ y`."""
-    return _into(torch.bitwise_xor(x, y), out)
-
-
-@api()
-def bitwise_left_shift(x: Tensor, y: Any, is_arithmetic: bool = True, out: Tensor | None = None) -> Tensor:
-    """`x << y`."""
-    return _into(torch.bitwise_left_shift(x, y), out)
-
-
-@api()
-def bitwise_right_shift(x: Tensor, y: Any, is_arithmetic: bool = True, out: Tensor | None = None) -> Tensor:
-    """`x >> y`, keeping the sign, or filling with zeros if not `is_arithmetic`."""
-    shifted = torch.bitwise_right_shift(x, y)
-    if not is_arithmetic and x.dtype.is_signed:
-        bits = torch.iinfo(x.dtype).bits
-        y = torch.as_tensor(y, dtype=x.dtype, device=x.device)
-        kept = ~torch.bitwise_left_shift(torch.full_like(shifted, -1), bits - y)
-        shifted = torch.where(y == 0, x, shifted & torch.where(y >= bits, 0, kept))
-    return _into(shifted, out)
-
-
-def _into(result: Tensor, out: Tensor | None) -> Tensor:
-    return result if out is None else write(result, out)
