@@ -1,5 +1,6 @@
 """A run within a budget of memory is the same run; without a plan it fails; its report shows the plan."""
 
+import shutil
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from pathlib import Path
@@ -39,6 +40,34 @@ def test_a_planned_run_is_the_same_run_within_its_budget(
     assert "What is on the device, when" in page
     for chart in page.split("<figure>")[1:]:
         ET.fromstring(chart.partition("</figure>")[0])
+
+
+def test_a_budget_below_parameters_gradients_and_states_sends_the_states_out(
+    tiny: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same run to the bit, with a checkpoint in the middle that another run continues."""
+    budgets: list[MemoryBudget] = []
+    made = MemoryBudget.__init__
+
+    def noted(self: MemoryBudget, *args: object) -> None:
+        made(self, *args)  # type: ignore[arg-type]
+        budgets.append(self)
+
+    monkeypatch.setattr(MemoryBudget, "__init__", noted)
+    wide = ("--model.hidden_size", "128", "--model.intermediate_size", "512", "--train.batch_size", "2")
+    options = [*OPTIONS, *wide, "--checkpoint.every", "2"]
+    train(load_config(tiny("plain"), options))
+    with pytest.raises(OutOfMemoryError, match="no plan keeps the step within"):
+        train(load_config(tiny("refused"), [*options, "--memory.budget", "75%", "--memory.optimizer", "false"]))
+    train(load_config(tiny("tiered"), [*options, "--memory.budget", "75%"]))
+    assert recorded(tmp_path / "tiered") == recorded(tmp_path / "plain")
+    (plan,) = [r for r in read_metrics(tmp_path / "tiered") if r.get("event") == "memory_plan"]
+    assert "optimizer states in the second tier" in plan["text"]
+    assert 0 < budgets[-1].peak_bytes <= plan["budget_bytes"]
+    # What step 2 saved is complete: the third step is the same again.
+    shutil.rmtree(tmp_path / "tiered" / "checkpoints" / "step-00000003")
+    assert train(load_config(tiny("tiered"), [*options, "--memory.budget", "75%"]), resume="auto").step == 3
+    assert recorded(tmp_path / "tiered") == recorded(tmp_path / "plain")
 
 
 def test_without_a_plan_the_budget_ends_the_run(tiny: Callable[..., Path]) -> None:

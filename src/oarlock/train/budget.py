@@ -11,13 +11,25 @@ from torch import nn
 
 from oarlock.memory import OutOfMemoryError
 from oarlock.memory.amounts import amount
-from oarlock.memory.offload import Applied, FileTier, PinnedTier, Plan, Tier, make_plan, parse_budget, profile
+from oarlock.memory.offload import (
+    Applied,
+    FileTier,
+    OptimizerTier,
+    PinnedTier,
+    Plan,
+    Profile,
+    Tier,
+    make_plan,
+    parse_budget,
+    profile,
+)
 from oarlock.memory.offload.drift import Drift
 from oarlock.memory.offload.simulate import Simulator
 from oarlock.train.config import MemoryConfig
 from oarlock.train.optim import Muon
 
 _MIN_BYTES = 1 << 12
+_SHARE = 12  # of the room for an optimizer's parts: two of two moments each, and what computing one takes
 
 
 class MemoryBudget:
@@ -27,7 +39,8 @@ class MemoryBudget:
         config: budget, and where what does not fit goes.
         model, optimizers: of the run. States that an optimizer has yet to make count from the beginning.
         device: they are on.
-        tell: called with each new plan; not called where only the cap is enforced.
+        tell: called with each new plan, and the bytes of optimizer states that live in the second tier; not called
+            where only the cap is enforced.
     """
 
     def __init__(
@@ -36,7 +49,7 @@ class MemoryBudget:
         model: nn.Module,
         optimizers: Sequence[torch.optim.Optimizer],
         device: torch.device,
-        tell: Callable[[Plan], None],
+        tell: Callable[[Plan, int], None],
     ) -> None:
         self._config, self._model, self._optimizers, self._device = config, model, optimizers, device
         self._tell = tell
@@ -44,6 +57,7 @@ class MemoryBudget:
         self._tier: Tier | None = None
         self._plan: Plan | None = None
         self._drift: Drift | None = None
+        self._tiered: dict[torch.optim.Optimizer, OptimizerTier] = {}  # whose states live in the second tier
         self._makes_states = False  # the optimizers will, in the step to come
         self.peak_bytes = 0
 
@@ -89,6 +103,21 @@ class MemoryBudget:
         if self._drift is not None and not made_states and self._drift.update(run.peak, run.stall_seconds):
             self._plan = None
 
+    def step_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """optimizer.step(), part by part where its states live in the second tier."""
+        self._tiered.get(optimizer, optimizer).step()
+
+    @contextmanager
+    def states_here(self) -> Iterator[None]:
+        """All optimizer states are on the device meanwhile, to be saved: between steps, where activations are not."""
+        for tiered in self._tiered.values():
+            tiered.load()
+        try:
+            yield
+        finally:
+            for tiered in self._tiered.values():
+                tiered.send()
+
     def _make_plan(self, measure: Callable[[], object]) -> None:
         assert self._tier is not None
         measured = profile(
@@ -103,20 +132,55 @@ class MemoryBudget:
             optimizer.zero_grad()
         missing = sum(_missing_bytes(optimizer) for optimizer in self._optimizers)
         self._makes_states = missing > 0
-        measured = dataclasses.replace(measured, static_bytes=measured.static_bytes + missing)
+        states = sum(_sendable_bytes(optimizer) for optimizer in self._optimizers)
+        away = sum(tiered.away_bytes for tiered in self._tiered.values())
+        here = dataclasses.replace(measured, static_bytes=measured.static_bytes + missing + away)
+        unplanned = Simulator(here).run(("keep",) * len(here.groups), ())
+        cap = parse_budget(self._config.budget, unplanned.peak)
         if not self._config.plan:
-            unplanned = Simulator(measured).run(("keep",) * len(measured.groups), ())
-            cap = parse_budget(self._config.budget, unplanned.peak)
+            measured = here
             self._plan = Plan(measured, cap, ("keep",) * len(measured.groups), (), unplanned, unplanned)
             return
-        plan = self._plan = make_plan(measured, self._config.budget)
+        plan = None if self._tiered else self._plan_with_states(here, cap)
+        if plan is None:
+            without = dataclasses.replace(here, static_bytes=here.static_bytes - states - away)
+            plan = make_plan(without, cap)
+            self._send_states(cap - without.static_bytes)
+        self._plan = plan
         self._drift = Drift(plan.peak, plan.outcome.stall_seconds, plan.outcome.seconds)
-        self._tell(plan)
+        self._tell(plan, states + away if self._tiered else 0)
+
+    def _plan_with_states(self, measured: Profile, cap: int) -> Plan | None:
+        """A plan that keeps the optimizers' states on the device, if there is one."""
+        try:
+            return make_plan(measured, cap)
+        except OutOfMemoryError:
+            if not self._config.optimizer:
+                raise
+            return None
+
+    def _send_states(self, room: int) -> None:
+        """Has the states live in the second tier. Of the bytes beside parameters, gradients take as many as these; what
+        is left holds two parts of states at a time, and what computing them takes."""
+        assert self._tier is not None
+        room -= sum(p.nbytes for p in self._model.parameters() if p.requires_grad)
+        for optimizer in self._optimizers:
+            if optimizer not in self._tiered:
+                self._tiered[optimizer] = OptimizerTier(
+                    optimizer, self._tier, part_bytes=max(room // _SHARE, 1 << 16), min_bytes=_MIN_BYTES
+                )
+                self._tiered[optimizer].send()
 
 
-def describe(plan: Plan) -> list[str]:
-    """Lines for people: the whole, then each kind of module whose storages do not all stay."""
+def describe(plan: Plan, state_bytes: int = 0) -> list[str]:
+    """Lines for people: the whole, then each kind of module whose storages do not all stay.
+
+    Args:
+        state_bytes: of optimizers, in the second tier.
+    """
     lines = [str(plan)]
+    if state_bytes:
+        lines.append(f"optimizer: {amount(state_bytes)} of states in the second tier, stepped part by part")
     moved: dict[str, list[int]] = {}
     for group, choice in zip(plan.profile.groups, plan.choices, strict=True):
         if choice != "keep":
@@ -128,8 +192,14 @@ def describe(plan: Plan) -> list[str]:
     return lines
 
 
-def _missing_bytes(optimizer: torch.optim.Optimizer) -> int:
-    """States that the first step will make: one moment for Muon, two for AdamW."""
+def _sendable_bytes(optimizer: torch.optim.Optimizer) -> int:
+    """States on the device, or made by the first step, that are large enough to be sent out."""
+    states = [v for state in optimizer.state.values() for v in state.values() if isinstance(v, torch.Tensor)]
+    return sum(v.nbytes for v in states if v.nbytes >= _MIN_BYTES) + _missing_bytes(optimizer, _MIN_BYTES)
+
+
+def _missing_bytes(optimizer: torch.optim.Optimizer, least: int = 0) -> int:
+    """States of at least so many bytes that the first step will make: one moment for Muon, two for AdamW."""
     num = 1 if isinstance(optimizer, Muon) else 2
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    return sum(num * p.numel() * p.element_size() for p in parameters if not optimizer.state.get(p))
+    return sum(num * p.nbytes for p in parameters if p.nbytes >= least and not optimizer.state.get(p))

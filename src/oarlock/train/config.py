@@ -243,6 +243,9 @@ class MemoryConfig:
     plan: bool = True
     """Meet the budget: measure the first step, then keep activations, compute them again or send them to a second tier.
     false: only enforce it."""
+    optimizer: bool = True
+    """Keep the optimizer's states in the second tier, and step part by part, where activations alone cannot meet the
+    budget."""
     tier: str = ""
     """Folder of the second tier's file on a CPU (a GPU sends to pinned host memory); empty = the system's."""
     rate: float = 0.0

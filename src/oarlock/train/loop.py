@@ -192,7 +192,7 @@ class Trainer:
             raise self._diverged(what, loss, norm, batches, num_losses)
         with span("optimizer"):
             for optimizer in self.optimizers.values():
-                optimizer.step()
+                optimizer.step() if self.budget is None else self.budget.step_optimizer(optimizer)
                 optimizer.zero_grad()
         self.model.update_balance(self.config.train.balance_rate)
         if self.average is not None:
@@ -304,13 +304,13 @@ class Trainer:
         return num_steps
 
     def _new_budget(self, progress: Progress) -> MemoryBudget:
-        def tell(plan: Plan) -> None:
-            first, *others = describe(plan)
+        def tell(plan: Plan, state_bytes: int) -> None:
+            first, *others = describe(plan, state_bytes)
             progress.note(f"memory    {first}")
             for line in others:
                 progress.note(f"          {line}")
             if self.rank == 0:
-                self.log.write("event", self.state.step, event="memory_plan", **plan_record(plan))
+                self.log.write("event", self.state.step, event="memory_plan", **plan_record(plan, state_bytes))
 
         optimizers = list(self.optimizers.values())
         return MemoryBudget(self.config.memory, self.model, optimizers, self.device, tell)
@@ -376,7 +376,8 @@ class Trainer:
             raise self._diverged("the optimizer has made weights that are not finite", math.nan, math.nan)
         if self.rank == 0:
             self.log.sync()  # the metrics are never behind a checkpoint
-        self.saved.save(self.directory.checkpoints, self.config, self.mesh.size("data"))
+        with nullcontext() if self.budget is None else self.budget.states_here():
+            self.saved.save(self.directory.checkpoints, self.config, self.mesh.size("data"))
         self._write_status(finished=False, stopped_by=stopped_by)
 
     def _averaged(self, wanted: bool) -> AbstractContextManager[None]:

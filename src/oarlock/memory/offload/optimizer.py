@@ -70,6 +70,16 @@ class OptimizerTier:
             if state in self._away:
                 self._away.pop(state).arrived()
 
+    def send(self) -> None:
+        """Sends out all states that are here, without a step."""
+        for part in self._parts():
+            self._release(self._send(part))
+
+    @property
+    def away_bytes(self) -> int:
+        """Bytes of states that are in the tier now."""
+        return sum(away.num_bytes for away in self._away.values())
+
     def _parts(self) -> list[list[Tensor]]:
         parts: list[list[Tensor]] = [[]]
         size = 0
@@ -106,7 +116,7 @@ class OptimizerTier:
         sent = []
         for p in part:
             for state in self._states(p):
-                if state.nbytes >= self._min_bytes:
+                if state.nbytes >= self._min_bytes and state not in self._away:
                     self._away[state] = _Away(state, self._tier)
                     sent.append(state)
         return sent
@@ -120,7 +130,7 @@ class _Away:
     """A state in the tier; the tensor itself stays, without memory."""
 
     def __init__(self, state: Tensor, tier: Tier) -> None:
-        self._state, self._shape = state, state.shape
+        self._state, self._shape, self.num_bytes = state, state.shape, state.nbytes
         self._place: Place = tier.take(state.nbytes)
         self._out: Copying = tier.write(self._place, state.view(-1).view(torch.uint8))
         self._back: Copying | None = None

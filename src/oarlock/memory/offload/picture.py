@@ -19,8 +19,10 @@ _NAMES = {"keep": "kept", "recompute": "computed again", "offload": "sent out"}
 _COLORS = {"keep": 0, "recompute": 1, "offload": 2}
 
 
-def plan_record(plan: Plan) -> dict[str, Any]:
+def plan_record(plan: Plan, state_bytes: int = 0) -> dict[str, Any]:
     """JSON-able: text, budget, rows by module, curves of memory over the step, and a lane for each storage.
+
+    `state_bytes` of an optimizer are in the second tier between steps, beside what the plan sends there.
 
     A lane is [module, bytes, choice, spans]; a span is the [begin, end] in seconds in which it is held for autograd.
     """
@@ -54,7 +56,7 @@ def plan_record(plan: Plan) -> dict[str, Any]:
             choice, spans = "keep", [[save, need]]
         lanes.append([group.key[1] or "model", group.num_bytes, choice, spans])
     return {
-        "text": str(plan),
+        "text": str(plan) + (f"; optimizer states in the second tier: {amount(state_bytes)}" if state_bytes else ""),
         "budget_bytes": plan.budget,
         "peak_bytes": plan.peak,
         "seconds": outcome.seconds,
