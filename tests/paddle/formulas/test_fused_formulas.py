@@ -214,6 +214,57 @@ def check_combine() -> None:
     agree(F.moe_combine(y, share, slots), array(tokens) * array(share).sum(1, keepdims=True))
 
 
+def permuted(routes: list[list[int]], num_experts: int, alignment: int) -> tuple[list[tuple[int, int]], int]:
+    """(token, expert) of each row in order, (-1, -1) for filled ones; and how many rows there are."""
+    rows: list[tuple[int, int]] = []
+    for expert in range(num_experts):
+        rows += [(t, expert) for t, mine in enumerate(routes) if expert in mine]
+        rows += [(-1, -1)] * (-len(rows) % alignment)
+    return rows, len(rows)
+
+
+@formula("paddle.nn.functional.moe_permute")
+def check_permute() -> None:
+    x, routes = make(4, 3), [[0, 2], [1, -1], [-1, 0], [2, 0]]
+    shares = torch.rand(4, 2, dtype=torch.float64)
+    scale = torch.rand(4, 2)
+    rows, total = permuted(routes, 3, 2)
+    made, rowmap, chances, scales, experts = paddle.nn.functional.moe_permute(
+        x, scale, torch.tensor(routes, dtype=torch.int32), shares, 3, [3, 1, 2], 2, return_expert_indices=True
+    )
+    assert rowmap.dtype == torch.int32
+    assert experts.tolist() == [e for _, e in rows]
+    expected = np.zeros((total, 3))
+    for r, (t, e) in enumerate(rows):
+        if t >= 0:
+            expected[r] = array(x)[t]
+            assert float(chances[r]) == float(shares[t, routes[t].index(e)])
+            assert int(rowmap[t, e]) == r
+            assert torch.equal(scales[r], scale[t])
+    assert int((rowmap >= 0).sum()) == sum(t >= 0 for t, _ in rows)
+    agree(made, expected)
+    where = torch.tensor(routes, dtype=torch.int32)
+    check_gradient(lambda x: paddle.nn.functional.moe_permute(x, None, where, shares, 3, [3, 1, 2], 2)[0], x)
+    with pytest.raises(ValueError, match="do_gather"):
+        paddle.nn.functional.moe_permute(x, None, where, shares, 3, [3, 1, 2], 2, False)
+
+
+@formula("paddle.nn.functional.moe_unpermute")
+def check_unpermute() -> None:
+    x, routes = make(4, 3), [[0, 2], [1, -1], [-1, 0], [2, 0]]
+    where, shares = torch.tensor(routes, dtype=torch.int32), torch.rand(4, 2, dtype=torch.float64)
+    made, rowmap, chances, _ = paddle.nn.functional.moe_permute(x, None, where, shares, 3, [3, 1, 2], 2)
+    tokens, found = paddle.nn.functional.moe_unpermute(made, rowmap, where, chances, 4, 3)
+    there = (where >= 0).numpy()
+    agree(tokens, array(x) * there.sum(1, keepdims=True))
+    agree(found, shares.numpy() * there)
+    weighted, _ = paddle.nn.functional.moe_unpermute(
+        made, rowmap, where, chances[:, None], 4, 3, using_weighted_combine=True
+    )
+    agree(weighted, array(x) * (shares.numpy() * there).sum(1, keepdims=True))
+    check_gradient(lambda rows: paddle.nn.functional.moe_unpermute(rows, rowmap, where, chances, 4, 3)[0], made)
+
+
 @formula("paddle.incubate.nn.functional.int_bincount")
 def check_bincount() -> None:
     x = torch.tensor([3, 1, 5, 3, 0, -2])

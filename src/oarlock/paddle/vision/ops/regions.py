@@ -74,7 +74,7 @@ def roi_align(
         rows = top + (torch.arange(high * per_row, **options) + 0.5) * height / high / max(per_row, 1)
         columns = left + (torch.arange(wide * per_column, **options) + 0.5) * width / wide / max(per_column, 1)
         if not per_row or not per_column:
-            made.append(x.new_zeros(x.shape[1], high, wide))
+            made.append(x[image, :, :0, :1].sum(1, keepdim=True).expand(-1, high, wide))  # zeros with a gradient
             continue
         samples = _between(x[image], rows, columns)
         made.append(samples.reshape(-1, high, per_row, wide, per_column).mean((2, 4)))
@@ -111,7 +111,7 @@ def roi_pool(x: Tensor, boxes: Tensor, boxes_num: Tensor, output_size: Any, spat
         for a, b in rows:
             for c, d in columns:
                 part = x[image, :, max(a + top, 0) : max(b + top, 0), max(c + left, 0) : max(d + left, 0)]
-                cells.append(part.amax((1, 2)) if part.shape[1] and part.shape[2] else x.new_zeros(x.shape[1]))
+                cells.append(part.amax((1, 2)) if part.shape[1] and part.shape[2] else part.sum((1, 2)))
         made.append(torch.stack(cells, 1).reshape(-1, high, wide))
     return torch.stack(made) if made else x.new_zeros(0, x.shape[1], high, wide)
 
@@ -140,6 +140,6 @@ def psroi_pool(x: Tensor, boxes: Tensor, boxes_num: Tensor, output_size: Any, sp
         for i, (a, b) in enumerate(_bins(y, h, high, x.shape[2])):
             for j, (c, d) in enumerate(_bins(z, w, wide, x.shape[3])):
                 part = planes[:, i * wide + j, a:b, c:d]
-                cells.append(part.mean((1, 2)) if part.numel() else x.new_zeros(channels))
+                cells.append(part.mean((1, 2)) if part.numel() else part.sum((1, 2)))
         made.append(torch.stack(cells, 1).reshape(channels, high, wide))
     return torch.stack(made) if made else x.new_zeros(0, channels, high, wide)
