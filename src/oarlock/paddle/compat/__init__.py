@@ -8,11 +8,20 @@ import torch
 from torch.nn import Unfold
 
 from oarlock.paddle.compat import nn
+from oarlock.paddle.compat.proxy import (
+    disable_torch_proxy,
+    enable_torch_proxy,
+    extend_torch_proxy_blocked_modules,
+    use_torch_proxy_guard,
+)
 from oarlock.paddle.compat.spelling import torch_spelling
 
 __all__ = [
     "Unfold",
+    "disable_torch_proxy",
+    "enable_torch_proxy",
     "equal",
+    "extend_torch_proxy_blocked_modules",
     "max",
     "median",
     "min",
@@ -24,6 +33,7 @@ __all__ = [
     "sort",
     "split",
     "unique",
+    "use_torch_proxy_guard",
 ]
 
 
