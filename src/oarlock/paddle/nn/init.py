@@ -29,7 +29,7 @@ def _fans(tensor: Tensor) -> tuple[int, int]:
 def calculate_gain(nonlinearity: str, param: Any = None) -> float:
     """The gain that keeps the variance through a nonlinearity."""
     name = "linear" if nonlinearity.startswith("conv") else nonlinearity
-    return _init.calculate_gain(name, param)  # type: ignore[arg-type]
+    return _init.calculate_gain(name, None if param is None else float(param))  # type: ignore[arg-type]
 
 
 @api(at=AT, out=False)

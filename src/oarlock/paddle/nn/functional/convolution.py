@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -16,6 +17,13 @@ from oarlock.paddle.nn.functional.extents import (
     pad_sides,
     sides,
 )
+
+
+def _sound(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The operands in float32 for bfloat16 volumes: oneDNN's gradients of strided ones are wrong (torch 2.13)."""
+    if weight.ndim < 5 or x.dtype != torch.bfloat16 or x.device.type != "cpu":
+        return x, weight, bias
+    return x.float(), weight.float(), None if bias is None else bias.float()
 
 
 def _declare_conv(dims: int) -> None:
@@ -38,7 +46,8 @@ def _declare_conv(dims: int) -> None:
         equal = even(pads)
         if equal is None:
             first, equal = pad_sides(first, pads), [0] * dims
-        return channels_back(function(first, weight, bias, steps, equal, spread, groups), data_format)
+        made = function(*_sound(first, weight, bias), steps, equal, spread, groups)
+        return channels_back(made, data_format).to(x.dtype)
 
     call.__name__ = f"conv{dims}d"
     call.__doc__ = f"Convolution over {dims} dimension(s); `padding` also per side, or 'SAME', 'VALID'."
@@ -59,7 +68,8 @@ def _transposed(
 ) -> Tensor:
     dims = weight.ndim - 2
     function = getattr(F, f"conv_transpose{dims}d")
-    first, steps = channels_first(x, data_format), many(stride, dims)
+    first, weight, bias = _sound(channels_first(x, data_format), weight, bias)
+    steps = many(stride, dims)
     spread = [1] * dims if str(padding).upper() == "SAME" else many(dilation, dims)
     pads = sides(padding, first.shape[2:], weight.shape[2:], steps, data_format)
     extra = many(output_padding, dims)
@@ -74,7 +84,7 @@ def _transposed(
         whole = function(first, weight, None, steps, 0, 0, groups, spread)
         made = pad_sides(whole, [(-a, e - b) for (a, b), e in zip(pads, extra, strict=True)])
         made = made if bias is None else made + bias.reshape(-1, *[1] * dims)
-    return channels_back(made, data_format)
+    return channels_back(made, data_format).to(x.dtype)
 
 
 def _declare_transposed(dims: int) -> None:

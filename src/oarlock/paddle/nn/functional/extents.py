@@ -76,6 +76,11 @@ def pad_sides(x: Tensor, pads: Sides, value: float = 0.0) -> Tensor:
     return F.pad(x, flat, value=value) if any(flat) else x
 
 
+def wide(x: Tensor) -> Tensor:
+    """float32 for half types on the CPU, where some kernels of torch lack them."""
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) and x.device.type == "cpu" else x
+
+
 def lowest(dtype: torch.dtype) -> float:
     """The smallest finite number of a dtype."""
     return torch.finfo(dtype).min if dtype.is_floating_point else torch.iinfo(dtype).min

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from oarlock.paddle.declare import api
 from oarlock.paddle.nn.functional.cross_entropy import reduced
-from oarlock.paddle.nn.functional.extents import AT
+from oarlock.paddle.nn.functional.extents import AT, wide
 from oarlock.paddle.nn.functional.norm import pairwise_distance
 
 
@@ -34,7 +34,7 @@ def soft_margin_loss(input: Tensor, label: Tensor, reduction: str = "mean") -> T
 @api(at=AT)
 def multi_label_margin_loss(input: Tensor, label: Tensor, reduction: str = "mean") -> Tensor:
     """`sum max(0, 1 - input[y] + input[i]) / C` over the classes y before the first -1 of `label` and the others i."""
-    return F.multilabel_margin_loss(input, label.long(), reduction=reduction)
+    return F.multilabel_margin_loss(wide(input), label.long(), reduction=reduction).to(input.dtype)
 
 
 @api(at=AT)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from oarlock.paddle.declare import api
 from oarlock.paddle.dtypes import as_ints
-from oarlock.paddle.nn.functional.extents import AT, channels_back, channels_first
+from oarlock.paddle.nn.functional.extents import AT, channels_back, channels_first, wide
 
 
 @api("paddle.layer_norm", at=AT)
@@ -107,8 +107,8 @@ def local_response_norm(
     x: Tensor, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0, data_format: str = "NCHW"
 ) -> Tensor:
     """`x / (k + alpha·mean of the squares of `size` neighbouring channels)**beta`."""
-    made = F.local_response_norm(channels_first(x, data_format), size, alpha, beta, k)
-    return channels_back(made, data_format)
+    made = F.local_response_norm(wide(channels_first(x, data_format)), size, alpha, beta, k)
+    return channels_back(made, data_format).to(x.dtype)
 
 
 @api(at=AT, x="input")
@@ -137,4 +137,4 @@ def pdist(
     x: Tensor, p: float = 2.0, compute_mode: str = "use_mm_for_euclid_dist_if_necessary", name: str | None = None
 ) -> Tensor:
     """The p-norms of the differences of all pairs of rows, in the order (0, 1), (0, 2), ..."""
-    return F.pdist(x, float(p))
+    return F.pdist(wide(x), float(p)).to(x.dtype)

@@ -23,6 +23,7 @@ from oarlock.paddle.nn.functional.extents import (
     many,
     pad_sides,
     sides,
+    wide,
 )
 
 
@@ -42,11 +43,6 @@ def _is_plain(kernel: list[int], pads: Sides, ceil: bool) -> bool:
 
 def _steps(kernel: list[int], stride: Any) -> list[int]:
     return kernel if stride is None else many(stride, len(kernel))
-
-
-def _wide(x: Tensor) -> Tensor:
-    """float32 for float16: the CPU kernels of torch lack it."""
-    return x.float() if x.dtype == torch.float16 and x.device.type == "cpu" else x
 
 
 def _window_sums(x: Tensor, kernel: list[int], stride: list[int]) -> Tensor:
@@ -69,15 +65,15 @@ def _counts(x: Tensor, kernel: list[int], stride: list[int], pads: Sides, counte
 def _mean(
     x: Tensor, kernel: list[int], stride: list[int], pads: Sides, ceil: bool, exclusive: bool, divisor: Any
 ) -> Tensor:
-    dims, wide = len(kernel), _wide(x)
+    dims, full = len(kernel), wide(x)
     if _is_plain(kernel, pads, ceil) and divisor is None:
         function = getattr(F, f"avg_pool{dims}d")
-        return function(wide, kernel, stride, even(pads), False, not exclusive).to(x.dtype)
+        return function(full, kernel, stride, even(pads), False, not exclusive).to(x.dtype)
     frame = _framed(x.shape[2:], kernel, stride, pads, ceil)
     # Paddle counts as much padding after the end as there is before the beginning.
     counted = [(0, 0) if exclusive else (before, before) for before, _ in pads]
-    counts = _counts(wide, kernel, stride, frame, counted)
-    made = _window_sums(pad_sides(wide, frame), kernel, stride) / counts
+    counts = _counts(full, kernel, stride, frame, counted)
+    made = _window_sums(pad_sides(full, frame), kernel, stride) / counts
     if divisor is not None:
         made = made * (np.prod(kernel) / divisor)
     return made.to(x.dtype)
@@ -93,12 +89,12 @@ def _place(index: Tensor, shape: Sequence[int], pads: Sides, padded: Sequence[in
 
 
 def _most(x: Tensor, kernel: list[int], stride: list[int], pads: Sides, ceil: bool, with_index: bool) -> Any:
-    function, wide = getattr(F, f"max_pool{len(kernel)}d"), _wide(x)
+    function, full = getattr(F, f"max_pool{len(kernel)}d"), wide(x)
     if _is_plain(kernel, pads, ceil):
-        made = function(wide, kernel, stride, even(pads), 1, False, with_index)
+        made = function(full, kernel, stride, even(pads), 1, False, with_index)
         return (made[0].to(x.dtype), made[1].int()) if with_index else made.to(x.dtype)
     frame = _framed(x.shape[2:], kernel, stride, pads, ceil)
-    padded = pad_sides(wide, frame, lowest(wide.dtype))
+    padded = pad_sides(full, frame, lowest(x.dtype))
     made = function(padded, kernel, stride, 0, 1, False, with_index)
     if not with_index:
         return made.to(x.dtype)
@@ -165,7 +161,7 @@ def _declare_pools(dims: int) -> None:
         if p == float("inf"):
             return channels_back(_most(first, kernel, steps, pads, ceil_mode, False), data_format)
         frame = _framed(first.shape[2:], kernel, steps, pads, ceil_mode)
-        sums = _window_sums(pad_sides(_wide(first) ** p, frame), kernel, steps)
+        sums = _window_sums(pad_sides(wide(first) ** p, frame), kernel, steps)
         return channels_back((sums ** (1 / p)).to(x.dtype), data_format)
 
     mean = avg_pool1d if dims == 1 else avg_pool
@@ -189,10 +185,10 @@ def _declare_adaptive(dims: int) -> None:
 
     def mean(x: Tensor, output_size: Any, data_format: str = LAYOUTS[dims]) -> Tensor:
         first = channels_first(x, data_format)
-        return channels_back(average(_wide(first), _sizes(output_size, first, dims)).to(x.dtype), data_format)
+        return channels_back(average(wide(first), _sizes(output_size, first, dims)).to(x.dtype), data_format)
 
     def most(x: Tensor, output_size: Any, return_mask: bool = False) -> Any:
-        made = largest(_wide(x), _sizes(output_size, x, dims), return_mask)
+        made = largest(wide(x), _sizes(output_size, x, dims), return_mask)
         return (made[0].to(x.dtype), made[1].int()) if return_mask else made.to(x.dtype)
 
     mean.__name__, mean.__doc__ = f"adaptive_avg_pool{dims}d", "Means over windows that give `output_size`."

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from oarlock.paddle.declare import api
 from oarlock.paddle.nn.functional.cross_entropy import reduced
-from oarlock.paddle.nn.functional.extents import AT
+from oarlock.paddle.nn.functional.extents import AT, wide
 
 
 @api(at=AT)
@@ -24,9 +24,9 @@ def ctc_loss(
 
     `norm_by_times` divides the gradient (not the loss) of a sequence by its length.
     """
-    log_p = torch.log_softmax(log_probs, -1)
+    log_p = torch.log_softmax(wide(log_probs), -1)
     lengths = input_lengths.long(), label_lengths.long()
-    loss = F.ctc_loss(log_p, labels.long(), *lengths, blank, "none", zero_infinity)
+    loss = F.ctc_loss(log_p, labels.long(), *lengths, blank, "none", zero_infinity).to(log_probs.dtype)
     if norm_by_times:
         scaled = loss / input_lengths.to(loss.dtype)
         loss = scaled + (loss - scaled).detach()
