@@ -9,6 +9,7 @@ from torch import Tensor
 
 from oarlock.paddle.declare import api, write
 from oarlock.paddle.dtypes import DTypeLike, as_dims, as_dtype
+from oarlock.paddle.tensors.binary import is_inexact
 
 
 def all_dims(x: Tensor, axis: Any) -> tuple[int, ...]:
@@ -17,19 +18,27 @@ def all_dims(x: Tensor, axis: Any) -> tuple[int, ...]:
     return tuple(builtins.range(x.ndim)) if dims is None else dims
 
 
+KEPT = (torch.int8, torch.int16, torch.uint8)  # dtypes whose sums stay in them
+
+
+def _real(x: Tensor) -> torch.dtype:
+    return x.dtype if x.is_floating_point() else torch.float64 if x.dtype == torch.complex128 else torch.float32
+
+
 @api("paddle.reduce_sum")
 def sum(x: Tensor, axis: Any = None, dtype: Any = None, keepdim: Any = False) -> Tensor:
     """Sum over `axis`; bool and int32 give int64. `dtype` and `keepdim` are told apart in either order."""
     if isinstance(dtype, bool):
         dtype, keepdim = keepdim if not isinstance(keepdim, bool) else None, dtype
-    dtype = as_dtype(dtype)
-    return torch.sum(x, all_dims(x, axis), keepdim, dtype=dtype)
+    kept = x.dtype if x.dtype in KEPT else None
+    return torch.sum(x, all_dims(x, axis), keepdim, dtype=as_dtype(dtype) or kept)
 
 
 @api()
 def nansum(x: Tensor, axis: Any = None, dtype: DTypeLike | None = None, keepdim: bool = False) -> Tensor:
     """Sum over `axis`, NaN counting as 0."""
-    return torch.nansum(x, all_dims(x, axis), keepdim, dtype=as_dtype(dtype))
+    x = torch.where(x.isnan(), 0, x)
+    return torch.sum(x, all_dims(x, axis), keepdim, dtype=as_dtype(dtype))
 
 
 @api()
@@ -43,28 +52,29 @@ def mean(x: Tensor, axis: Any = None, keepdim: bool = False, *, dtype: DTypeLike
     dims = all_dims(x, axis)
     count = 1
     for dim in dims:
-        count *= x.shape[dim]
+        count *= x.shape[dim] if x.ndim else 1
     return torch.div(torch.sum(x, dims, keepdim), count, rounding_mode="trunc").to(x.dtype)
 
 
 @api()
 def nanmean(x: Tensor, axis: Any = None, keepdim: bool = False) -> Tensor:
-    """Mean over `axis` of what is not NaN."""
-    return torch.nanmean(x, all_dims(x, axis), keepdim)
+    """Mean over `axis` of what is not NaN; of integers in the default dtype."""
+    dims, missing = all_dims(x, axis), x.isnan()
+    return torch.sum(torch.where(missing, 0, x), dims, keepdim) / torch.sum(~missing, dims, keepdim).to(_real(x))
 
 
 @api()
 def prod(
     x: Tensor, axis: Any = None, keepdim: bool = False, dtype: DTypeLike | None = None, out: Tensor | None = None
 ) -> Tensor:
-    """Product over `axis`."""
-    dtype = as_dtype(dtype)
+    """Product over `axis`; int32 stays int32."""
+    dtype = as_dtype(dtype) or (torch.int32 if x.dtype == torch.int32 else None)
     if axis is None and not keepdim:
         made = torch.prod(x, dtype=dtype)
     else:
         made = x if dtype is None else x.to(dtype)
         for dim in sorted((d % builtins.max(x.ndim, 1) for d in all_dims(x, axis)), reverse=True):
-            made = torch.prod(made, dim, keepdim)
+            made = torch.prod(made, dim, keepdim, dtype=dtype)
     return made if out is None else write(made, out)
 
 
@@ -128,7 +138,8 @@ def _correction(unbiased: bool | None, correction: float) -> float:
 def var(
     x: Tensor, axis: Any = None, unbiased: bool | None = None, keepdim: bool = False, *, correction: float = 1
 ) -> Tensor:
-    """Variance over `axis`, divided by n - correction (`unbiased`: n - 1 or n)."""
+    """Variance over `axis`, divided by n - correction (`unbiased`: n - 1 or n). Integers count as the default dtype."""
+    x = x if is_inexact(x) else x.to(torch.get_default_dtype())
     return torch.var(x, all_dims(x, axis), correction=_correction(unbiased, correction), keepdim=keepdim)
 
 
@@ -137,6 +148,7 @@ def std(
     x: Tensor, axis: Any = None, unbiased: bool | None = None, keepdim: bool = False, *, correction: float = 1
 ) -> Tensor:
     """Standard deviation over `axis`, from `var`."""
+    x = x if is_inexact(x) else x.to(torch.get_default_dtype())
     return torch.std(x, all_dims(x, axis), correction=_correction(unbiased, correction), keepdim=keepdim)
 
 
@@ -164,12 +176,13 @@ def median(x: Tensor, axis: Any = None, keepdim: bool = False, mode: str = "avg"
         axis, mode = dim, "min"
     _check_mode(mode)
     rows, kept = _last(x, axis)
+    if not rows.shape[-1]:
+        return _nothing(x, rows, kept, keepdim, mode == "min" and axis is not None)
     if mode == "min":
         values, indices = torch.median(rows, -1)
         found = _shaped(values, kept, keepdim)
         return found if axis is None else (found, _shaped(indices, kept, keepdim))
-    if rows.dtype != torch.float64:
-        rows = rows.to(torch.float32) if not x.is_floating_point() else rows
+    rows = rows if rows.dtype == torch.float64 else rows.to(torch.float32)
     n = rows.shape[-1]
     ordered = torch.sort(rows, -1).values
     middle = ordered[..., n // 2] if n % 2 else (ordered[..., n // 2 - 1] + ordered[..., n // 2]) / 2
@@ -179,26 +192,32 @@ def median(x: Tensor, axis: Any = None, keepdim: bool = False, mode: str = "avg"
 
 @api(axis="")
 def nanmedian(x: Tensor, axis: Any = None, keepdim: bool = False, mode: str = "avg", *, dim: Any = None) -> Any:
-    """Median over `axis` of what is not NaN, as `median`."""
+    """Median over `axis` of what is not NaN, as `median`; of integers an integer. Several axes give no indices."""
     if dim is not None:
         axis, mode = dim, "min"
     _check_mode(mode)
     rows, kept = _last(x, axis)
-    if not x.is_floating_point():
-        rows = rows.to(torch.float32)
+    indexed = mode == "min" and axis is not None and len(all_dims(x, axis)) == 1
+    if not rows.shape[-1]:
+        return _nothing(x, rows, kept, keepdim, indexed)
     count = (~torch.isnan(rows)).sum(-1, keepdim=True)
     ordered, order = torch.sort(rows, -1)
     lower = ((count - 1) // 2).clamp(min=0)
     values = ordered.gather(-1, lower)
     if mode == "avg":
-        values = torch.where(
-            count % 2 == 1, values, (values + ordered.gather(-1, (count // 2).clamp(max=rows.shape[-1] - 1))) / 2
-        )
-        return _shaped(values.squeeze(-1), kept, keepdim)
+        both = values + ordered.gather(-1, (count // 2).clamp(max=rows.shape[-1] - 1))
+        half = both / 2 if x.is_floating_point() else torch.div(both, 2, rounding_mode="trunc")
+        return _shaped(torch.where(count % 2 == 1, values, half).squeeze(-1), kept, keepdim)
     found = _shaped(values.squeeze(-1), kept, keepdim)
-    if axis is None:
+    if not indexed:
         return found
     return found, _shaped(torch.where(count == 0, -1, order.gather(-1, lower)).squeeze(-1), kept, keepdim)
+
+
+def _nothing(x: Tensor, rows: Tensor, kept: list[int], keepdim: bool, indexed: bool) -> Any:
+    """The medians of no elements: NaN, at index 0."""
+    found = _shaped(rows.sum(-1).to(x.dtype if x.dtype == torch.float64 else torch.float32) + torch.nan, kept, keepdim)
+    return (found, torch.zeros_like(found, dtype=torch.int64)) if indexed else found
 
 
 def _check_mode(mode: str) -> None:
@@ -210,6 +229,7 @@ def _quantile(
     function: Callable[..., Tensor], x: Tensor, q: Any, axis: Any, keepdim: bool, interpolation: str
 ) -> Tensor:
     rows, kept = _last(x if x.is_floating_point() else x.to(torch.float32), axis)
+    q = q[0] if isinstance(q, (list, tuple)) and len(q) == 1 else q
     points = torch.as_tensor(q, dtype=rows.dtype, device=rows.device)
     found = function(rows, points, -1, interpolation=interpolation)
     return found.reshape([*points.shape, *kept]) if keepdim else found
@@ -217,7 +237,7 @@ def _quantile(
 
 @api()
 def quantile(x: Tensor, q: Any, axis: Any = None, keepdim: bool = False, interpolation: str = "linear") -> Tensor:
-    """The values below which the fractions `q` lie; several `q` come first in the shape."""
+    """The values below which the fractions `q` lie; two or more `q` come first in the shape."""
     return _quantile(torch.quantile, x, q, axis, keepdim, interpolation)
 
 
@@ -242,7 +262,8 @@ def cumsum(x: Tensor, axis: int | None = None, dtype: DTypeLike | None = None) -
 def cumprod(x: Tensor, dim: int | None = None, *args: Any, dtype: DTypeLike | None = None) -> Tensor:
     """Running product along `dim`, of the flattened tensor for None."""
     x, dim = _line(x, dim)
-    return torch.cumprod(x, dim, dtype=as_dtype(args[0] if args else dtype))
+    kept = torch.int32 if x.dtype == torch.int32 else None
+    return torch.cumprod(x, dim, dtype=as_dtype(args[0] if args else dtype) or kept)
 
 
 @api()
@@ -265,7 +286,7 @@ def cummin(x: Tensor, axis: int | None = None, dtype: DTypeLike = "int64") -> tu
 def logcumsumexp(x: Tensor, axis: int | None = None, dtype: DTypeLike | None = None) -> Tensor:
     """Running `log(sum(exp(x)))` along `axis`."""
     x, dim = _line(x if dtype is None else x.to(as_dtype(dtype)), axis)
-    return torch.logcumsumexp(x, dim)
+    return torch.logcumsumexp(x if is_inexact(x) else x.to(torch.get_default_dtype()), dim)
 
 
 @api()

@@ -50,7 +50,8 @@ def msort(input: Tensor) -> Tensor:
 @api()
 def topk(x: Tensor, k: Any, axis: int | None = None, largest: bool = True, sorted: bool = True) -> Any:
     """The `k` largest (or smallest) values along `axis`, the last one by default, and their indices."""
-    return TopKRetType(*torch.topk(x, int(k), -1 if axis is None else axis, largest, sorted))
+    k = min(int(k), 1) if x.ndim == 0 else int(k)
+    return TopKRetType(*torch.topk(x, k, -1 if axis is None else axis, largest, sorted))
 
 
 @api()
@@ -65,7 +66,7 @@ def mode(x: Tensor, axis: int = -1, keepdim: bool = False) -> tuple[Tensor, Tens
     """The most frequent value along `axis` (the smallest of equals) and its last index."""
     values, indices = torch.mode(x, axis, True)
     if x.ndim:
-        matches = x == values
+        matches = (x == values) | (x.isnan() & values.isnan())
         place = torch.arange(x.shape[axis], device=x.device).reshape(
             [-1 if d == axis % x.ndim else 1 for d in range(x.ndim)]
         )
@@ -184,6 +185,12 @@ def _first_index(inverse: Tensor, count: int) -> Tensor:
     return found.scatter_reduce(0, inverse, place, "amin")
 
 
+def _none_distinct(x: Tensor, further: int, dtype: DTypeLike) -> Any:
+    """`x` of no elements, and as many empty vectors as were asked for."""
+    empty = [torch.empty(0, dtype=as_dtype(dtype), device=x.device) for _ in range(further)]
+    return (x.clone(), *empty) if empty else x.clone()
+
+
 @api(axis="")
 def unique(
     x: Tensor,
@@ -197,6 +204,8 @@ def unique(
     """The distinct elements (or slices along `axis`), sorted; then first indices, inverse and counts, if asked."""
     axis = axis[0] if isinstance(axis, (list, tuple)) and axis else axis
     axis = None if isinstance(axis, (list, tuple)) else axis
+    if not x.numel():
+        return _none_distinct(x, return_index + return_inverse + return_counts, dtype)
     values, inverse, counts = torch.unique(x, sorted, True, True, axis)
     inverse = inverse.flatten()
     found = [values]
@@ -214,7 +223,10 @@ def unique_consecutive(
     x: Tensor, return_inverse: bool = False, return_counts: bool = False, axis: Any = None, dtype: DTypeLike = "int64"
 ) -> Any:
     """The elements without the repetitions next to each other; then inverse and counts, if asked."""
-    axis = None if isinstance(axis, (list, tuple)) and not axis else axis
+    axis = axis[0] if isinstance(axis, (list, tuple)) and axis else axis
+    axis = None if isinstance(axis, (list, tuple)) else axis
+    if not x.numel():
+        return _none_distinct(x, return_inverse + return_counts, dtype)
     values, inverse, counts = torch.unique_consecutive(x, True, True, axis)
     found = [values]
     if return_inverse:
