@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
+import torch.distributed.tensor
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
@@ -132,3 +133,20 @@ def test_a_subclass_keeps_its_own_functions() -> None:
     made = x().as_subclass(Mine)
     assert type(made.sum(1)) is Mine
     assert type(made.transpose([1, 0])) is Mine
+
+
+def test_distributed_tensors_have_the_names_and_keep_theirs() -> None:
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        mesh = torch.distributed.init_device_mesh("cpu", (1,))
+        made = torch.distributed.tensor.distribute_tensor(x(), mesh, [torch.distributed.tensor.Shard(0)])
+        assert made.is_dist()
+        assert not x().is_dist()
+        assert not hasattr(x(), "placements")
+        assert (made.num_shard, x().num_shard) == (1, None)
+        assert made.process_mesh is mesh
+        assert made.stop_gradient
+        torch.testing.assert_close(made.transpose([1, 0]).full_tensor(), x().t())
+        torch.testing.assert_close(made.astype("float64").sum(axis=1).full_tensor(), x().double().sum(1))
+    finally:
+        torch.distributed.destroy_process_group()
