@@ -20,7 +20,7 @@ ANSWERS: dict[str, Any] = {
 }
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="module")
 def _patched() -> Iterator[None]:
     paddle.patch_tensor()
     yield

@@ -252,7 +252,7 @@ def _several(call: Callable[..., Any], start: int) -> Callable[..., Any]:
 def _is_int(value: Any) -> bool:
     if isinstance(value, Tensor):
         return value.ndim == 0 and not value.is_floating_point()
-    return hasattr(value, "__index__") and not isinstance(value, bool)
+    return hasattr(value, "__index__") and not isinstance(value, bool) and not getattr(value, "ndim", 0)
 
 
 def _signature(signature: inspect.Signature, spelling: Mapping[str, str], own_out: bool) -> inspect.Signature:

@@ -113,6 +113,7 @@ def as_dtype(dtype: DTypeLike | None) -> torch.dtype | None:
         return dtype.plain
     if isinstance(dtype, str):
         name = dtype.removeprefix("paddle.").removeprefix("torch.")
+        name = {"int": "int64", "uint16": "bfloat16"}.get(name, name)  # Paddle calls bfloat16 by the name of its bits
     elif isinstance(dtype, type) and dtype in PYTHON:
         return PYTHON[dtype]
     else:

@@ -211,11 +211,18 @@ def zero_(x: Tensor) -> Tensor:
 
 @api(at=AT, out=False)
 def fill_diagonal_(x: Tensor, value: Any, offset: int = 0, wrap: bool = False) -> Tensor:
-    """Fill a diagonal. Of a tall matrix, `wrap` starts it again below; of equal dimensions, all indices are equal."""
+    """Fill a diagonal. Of a tall matrix, `wrap` starts it again below; of equal dimensions, all indices are equal.
+
+    `offset` moves it within its rows: places that would lie in another row stay as they are.
+    """
     if offset == 0:
         return x.fill_diagonal_(as_number(value), wrap)
-    torch.diagonal(x, offset).fill_(as_number(value))
-    return x
+    columns = x.shape[1]
+    step = sum(torch.empty(x.shape, device="meta").stride())
+    stop = x.numel() if wrap or x.ndim > 2 else min(x.numel(), columns * columns)
+    places = [i + offset for i in range(0, stop, step) if 0 <= i % columns + offset < columns]
+    indices = torch.unravel_index(torch.tensor(places, dtype=torch.int64, device=x.device), x.shape)
+    return x.index_put_(indices, torch.tensor(as_number(value), device=x.device).to(x.dtype))
 
 
 @api(at=AT, out=False)

@@ -4,13 +4,28 @@ from oarlock.paddle.tensors import (
     binary,
     creation,
     indexing,
+    joining,
     linalg,
     logic,
     manipulation,
     math,
+    matrices,
     random,
     reduction,
     search,
 )
 
-__all__ = ["binary", "creation", "indexing", "linalg", "logic", "manipulation", "math", "random", "reduction", "search"]
+__all__ = [
+    "binary",
+    "creation",
+    "indexing",
+    "joining",
+    "linalg",
+    "logic",
+    "manipulation",
+    "math",
+    "matrices",
+    "random",
+    "reduction",
+    "search",
+]

@@ -2,7 +2,7 @@
 
 import builtins
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,15 @@ def finish(tensor: Tensor, requires_grad: bool = False, pin_memory: bool = False
         vars(tensor)["_stop_gradient"] = False  # integers have no gradient; what was said is kept
         return tensor
     return tensor.requires_grad_() if requires_grad else tensor
+
+
+def _number(value: Any, dtype: torch.dtype) -> Any:
+    """A value as a number of `dtype`, as a cast would make it: infinite, wrapped around, without imaginary part."""
+    value = float(value) if isinstance(value, str) else as_number(value)
+    if isinstance(value, builtins.complex) and not dtype.is_complex:
+        value = value.real
+    wide = torch.int64 if isinstance(value, int) else torch.complex128 if dtype.is_complex else torch.float64
+    return value if dtype == torch.bool else torch.tensor(value, dtype=wide).to(dtype).item()
 
 
 def _default(dtype: DTypeLike | None, value: Any = 1.0) -> torch.dtype:
@@ -87,10 +96,8 @@ def full(
     pin_memory: bool = False,
 ) -> Tensor:
     """A tensor filled with one value. An integer gives the default dtype (float32), where torch gives int64."""
-    value = as_number(fill_value)
-    if isinstance(value, str):
-        value = float(value)
-    made = torch.full(as_ints(shape), value, dtype=_default(dtype, value), device=as_device(device))
+    kind = _default(dtype, 1.0 if isinstance(fill_value, Tensor) else as_number(fill_value))
+    made = torch.full(as_ints(shape), _number(fill_value, kind), dtype=kind, device=as_device(device))
     return finish(made, requires_grad, pin_memory)
 
 
@@ -148,8 +155,9 @@ def full_like(
     pin_memory: bool = False,
 ) -> Tensor:
     """One value in the shape, dtype and device of `x`."""
-    value = float(fill_value) if isinstance(fill_value, str) else as_number(fill_value)
-    return finish(torch.full_like(x, value, **_like(x, dtype, device)), requires_grad, pin_memory)
+    where = _like(x, dtype, device)
+    made = torch.full_like(x, _number(fill_value, where["dtype"]), **where)
+    return finish(made, requires_grad, pin_memory)
 
 
 @api()
@@ -169,9 +177,10 @@ def arange(
         first, last = 0, first
     dtype = as_dtype(dtype)
     if dtype is None:
-        given = [v.dtype for v in (start, end, step) if isinstance(v, Tensor)]
         whole = all(isinstance(v, int) for v in (first, last, by))
-        dtype = given[0] if given else torch.int64 if whole else torch.get_default_dtype()
+        dtype = torch.int64 if whole else torch.get_default_dtype()
+    if (last - first) * by < 0:
+        last = first
     return finish(torch.arange(first, last, by, dtype=dtype, device=as_device(device)), requires_grad, pin_memory)
 
 
@@ -240,16 +249,21 @@ def logspace(
 def _tensor_of(data: Any, dtype: torch.dtype | None) -> Tensor:
     if isinstance(data, Tensor):
         return data.detach().clone().to(dtype or data.dtype)
+    if isinstance(data, (str, bytes)) or not isinstance(
+        data, (bool, int, float, builtins.complex, np.generic, Iterable)
+    ):
+        raise TypeError(f"to_tensor() takes numbers, nested lists, arrays and tensors, not {data!r}")
+    if isinstance(data, (list, tuple)) and (dtype is None or _holds(data, Tensor)):
+        return _nested(data, dtype)
+    if dtype is not None:  # the numbers in their full width, cast afterwards
+        made = torch.tensor(np.asarray(data))
+        return (made.real if made.is_complex() and not dtype.is_complex else made).to(dtype)
     if isinstance(data, (np.ndarray, np.generic)):
         array = np.asarray(data)
-        if array.dtype == np.uint16 and dtype is None:  # the bits of bfloat16, which NumPy lacks
+        if array.dtype == np.uint16:  # the bits of bfloat16, which NumPy lacks
             return torch.tensor(array).view(torch.bfloat16)
-        return torch.tensor(array, dtype=dtype)
-    if isinstance(data, (list, tuple)):
-        return _nested(data, dtype)
-    if not isinstance(data, (bool, int, float, builtins.complex, Sequence)) or isinstance(data, (str, bytes)):
-        raise TypeError(f"to_tensor() takes numbers, nested lists, arrays and tensors, not {data!r}")
-    return torch.tensor(data, dtype=dtype)
+        return torch.tensor(array)
+    return torch.tensor(data)
 
 
 def _nested(data: Any, dtype: torch.dtype | None) -> Tensor:
@@ -304,6 +318,8 @@ def asarray(
     requires_grad: bool = False,
 ) -> Tensor:
     """`obj` as a tensor, sharing its memory where `copy` and the dtype allow it."""
+    if isinstance(obj, (list, tuple)):
+        obj = _nested(obj, None)
     return torch.asarray(obj, dtype=as_dtype(dtype), device=as_device(device), copy=copy, requires_grad=requires_grad)
 
 
@@ -313,10 +329,17 @@ def from_numpy(ndarray: np.ndarray) -> Tensor:
     return torch.from_numpy(ndarray)
 
 
+def _array_of(data: Any) -> Tensor:
+    """A tensor in the dtype that NumPy gives: a fraction is float64, a number alone has the shape [1]."""
+    if isinstance(data, (list, tuple)) and _holds(data, Tensor):
+        return _nested(data, None)
+    return torch.tensor(np.atleast_1d(np.asarray(data)) if np.isscalar(data) else np.asarray(data))
+
+
 @api(x="input")
 def assign(x: Any, output: Tensor | None = None) -> Tensor:
     """A copy of `x` that gradients flow through, written into `output` if given."""
-    made = x.clone() if isinstance(x, Tensor) else _tensor_of(x, None)
+    made = x.clone() if isinstance(x, Tensor) else _array_of(x)
     if output is None:
         return made
     if output.shape != made.shape:
@@ -341,65 +364,6 @@ def complex(real: Tensor, imag: Tensor) -> Tensor:
 def polar(abs: Tensor, angle: Tensor) -> Tensor:
     """`abs · exp(i·angle)`."""
     return torch.polar(abs, angle)
-
-
-@api(x="input data", offset="diagonal")
-def diag(x: Tensor, offset: int = 0, padding_value: Any = 0) -> Tensor:
-    """The matrix with diagonal `x` (elsewhere `padding_value`), or the diagonal of the matrix `x`."""
-    if x.ndim != 1 or padding_value == 0:
-        return torch.diag(x, offset)
-    return torch.diag(x, offset) + torch.where(torch.diag(torch.ones_like(x), offset) == 0, padding_value, 0).to(
-        x.dtype
-    )
-
-
-@api()
-def diagflat(x: Tensor, offset: int = 0) -> Tensor:
-    """The matrix whose diagonal is `x`, flattened."""
-    return torch.diagflat(x, offset)
-
-
-@api("paddle.nn.functional.diag_embed")
-def diag_embed(input: Tensor, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Tensor:
-    """Matrices whose diagonals are the last dimension of `input`."""
-    return torch.diag_embed(input, offset, dim1, dim2)
-
-
-@api(x="input")
-def tril(x: Tensor, diagonal: int = 0) -> Tensor:
-    """The lower triangle of the last two dimensions."""
-    return torch.tril(x, diagonal)
-
-
-@api(x="input")
-def triu(x: Tensor, diagonal: int = 0) -> Tensor:
-    """The upper triangle of the last two dimensions."""
-    return torch.triu(x, diagonal)
-
-
-@api()
-def tril_indices(row: int, col: int | None = None, offset: int = 0, dtype: DTypeLike = "int64") -> Tensor:
-    """Rows and columns, [2, n], of the entries of a lower triangle."""
-    return torch.tril_indices(row, row if col is None else col, offset).to(as_dtype(dtype))
-
-
-@api()
-def triu_indices(row: int, col: int | None = None, offset: int = 0, dtype: DTypeLike = "int64") -> Tensor:
-    """Rows and columns, [2, n], of the entries of an upper triangle."""
-    return torch.triu_indices(row, row if col is None else col, offset).to(as_dtype(dtype))
-
-
-@api()
-def meshgrid(*args: Any, indexing: str = "ij") -> list[Tensor]:
-    """One grid per one-dimensional tensor; the first varies along the first dimension."""
-    tensors = list(args[0]) if len(args) == 1 and isinstance(args[0], (list, tuple)) else list(args)
-    return list(torch.meshgrid(*tensors, indexing=indexing))
-
-
-@api()
-def vander(x: Tensor, n: int | None = None, increasing: bool = False) -> Tensor:
-    """The Vandermonde matrix: powers of `x` as columns, falling unless `increasing`."""
-    return torch.vander(x, x.shape[0] if n is None else n, increasing)
 
 
 @api()

@@ -82,6 +82,8 @@ def index_fill(x: Tensor, index: Any, axis: Any, value: Any) -> Tensor:
     """`x` with the slices `index` along `axis` filled with a number."""
     if _is_dim(index):
         index, axis = axis, index
+    if x.numel() == 0:
+        return x.clone()
     return torch.index_fill(x, axis, index.long(), as_number(value) if not isinstance(value, Tensor) else value)
 
 
@@ -261,7 +263,7 @@ def slice_scatter(x: Tensor, value: Tensor, axes: Any, starts: Any, ends: Any, s
 @api(values="src")
 def select_scatter(x: Tensor, values: Tensor, axis: int, index: int) -> Tensor:
     """`x` with the slice `index` along `axis` replaced."""
-    return torch.select_scatter(x, values, axis, index)
+    return torch.select_scatter(x, values.to(x.dtype), axis, index)
 
 
 @api()

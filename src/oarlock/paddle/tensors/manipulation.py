@@ -1,6 +1,7 @@
 """Shapes: reshaping, joining, splitting, repeating, reordering."""
 
 import builtins
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,8 +14,9 @@ from oarlock.paddle.dtypes import DTypeLike, as_dtype, as_ints, as_number
 
 @api()
 def cast(x: Tensor, dtype: DTypeLike) -> Tensor:
-    """`x` in another dtype."""
-    return x.to(as_dtype(dtype))
+    """`x` in another dtype; a complex number leaves its imaginary part."""
+    kind = as_dtype(dtype)
+    return (x.real if x.is_complex() and kind is not None and not kind.is_complex else x).to(kind)
 
 
 @api(variadic="shape")
@@ -25,6 +27,9 @@ def reshape(x: Tensor, shape: Any) -> Tensor:
 
 def _with_copies(x: Tensor, shape: Any) -> list[int]:
     sizes = as_ints(shape)
+    if x.numel() == 0 and 0 in sizes and -1 in sizes:  # what is left is counted without the dimensions of size 0
+        rest = math.prod(n for n in x.shape if n) // math.prod(n for n in sizes if n > 0)
+        return [rest if size == -1 else size for size in sizes]
     return [x.shape[i] if size == 0 and x.numel() and i < x.ndim else size for i, size in enumerate(sizes)]
 
 
@@ -32,8 +37,16 @@ def _with_copies(x: Tensor, shape: Any) -> list[int]:
 def view(x: Tensor, shape_or_dtype: Any) -> Tensor:
     """`x` in another shape, or its bytes as another dtype."""
     if isinstance(shape_or_dtype, (str, torch.dtype)):
-        return x.view(as_dtype(shape_or_dtype))  # type: ignore[call-overload]
+        return _bits(x, as_dtype(shape_or_dtype))  # type: ignore[arg-type]
     return x.view(_with_copies(x, shape_or_dtype))
+
+
+def _bits(x: Tensor, dtype: torch.dtype) -> Tensor:
+    if x.is_complex() and dtype == x.real.dtype:  # gradients flow between complex numbers and their parts
+        return torch.view_as_real(x).flatten(-2)
+    if dtype.is_complex and x.dtype == dtype.to_real():
+        return torch.view_as_complex(x.unflatten(-1, (-1, 2)))
+    return x.view(dtype)
 
 
 @api()
@@ -54,7 +67,7 @@ def flatten(x: Tensor, start_axis: int = 0, stop_axis: int = -1) -> Tensor:
     return torch.flatten(x, start_axis, stop_axis)
 
 
-@api()
+@api(shape="size sizes")
 def unflatten(x: Tensor, axis: Any, shape: Any) -> Tensor:
     """One dimension as several; one size may be -1."""
     return torch.unflatten(x, int(as_number(axis)), as_ints(shape))
@@ -67,8 +80,8 @@ def _ones(x: Tensor, axis: Any) -> list[int]:
 
 @api()
 def squeeze(x: Tensor, axis: Any = None) -> Tensor:
-    """`x` without the dimensions of size 1 (those in `axis`)."""
-    if axis is None:
+    """`x` without the dimensions of size 1 (those in `axis`, where it is not empty)."""
+    if axis is None or not as_ints(axis):
         return torch.squeeze(x)
     _check_dims(x, axis)
     return torch.squeeze(x, _ones(x, axis)) if _ones(x, axis) else x.view_as(x)
@@ -89,37 +102,19 @@ def unsqueeze(x: Tensor, axis: Any) -> Tensor:
     return x
 
 
-@api(variadic="perm", perm="dims")
-def transpose(x: Tensor, perm: Any = None, *, dim0: int | None = None, dim1: int | None = None) -> Tensor:
-    """The dimensions in the order `perm`; or two of them swapped: `transpose(x, 0, 1)`."""
-    if perm is None:
-        return torch.transpose(x, _given(dim0, "dim0"), _given(dim1, "dim1"))
-    if dim1 is not None:
-        return torch.transpose(x, as_ints(perm)[0], dim1)
-    order = as_ints(perm)
-    if x.ndim != len(order) or sorted(d % builtins.max(x.ndim, 1) for d in order) != list(builtins.range(x.ndim)):
-        if len(order) != 2:
-            raise ValueError(f"perm {order} does not order the {x.ndim} dimensions of x")
-        return torch.transpose(x, *order)
-    return x.permute(order)
-
-
-def _given(value: int | None, name: str) -> int:
-    if value is None:
-        raise TypeError(f"transpose() needs perm, or dim0 and dim1; {name} is missing")
-    return value
+@api("swapaxes swapdims", perm="dims dim0 axis0", dim1="axis1")
+def transpose(x: Tensor, perm: Any, dim1: Any = None) -> Tensor:
+    """The dimensions in the order `perm`, or two of them swapped: `transpose(x, 0, 1)`."""
+    if dim1 is None or isinstance(dim1, str):  # in Paddle's order a name comes third
+        return permute(x, perm)
+    return torch.transpose(x, int(as_number(perm)), int(as_number(dim1)))
 
 
 @api(variadic="dims", dims="perm")
 def permute(input: Tensor, dims: Any) -> Tensor:
-    """The dimensions in the order `dims`, a list or several numbers."""
-    return input.permute(as_ints(dims))
-
-
-@api("swapdims", axis0="dim0 axis0", axis1="dim1")
-def swapaxes(x: Tensor, axis0: int, axis1: int) -> Tensor:
-    """Two dimensions swapped."""
-    return torch.transpose(x, axis0, axis1)
+    """The dimensions in the order `dims`, a list or several numbers; those that it leaves out stay at the end."""
+    order = as_ints(dims)
+    return input.permute([*order, *builtins.range(len(order), input.ndim)])
 
 
 @api()
@@ -134,117 +129,10 @@ def moveaxis(x: Tensor, source: Any, destination: Any) -> Tensor:
     return torch.movedim(x, tuple(as_ints(source)), tuple(as_ints(destination)))
 
 
-@api("concat concatenate", x="tensors")
-def cat(x: Sequence[Tensor], axis: Any = 0) -> Tensor:
-    """Tensors joined along `axis`."""
-    return torch.cat(list(x), int(as_number(axis)))
-
-
-@api(x="tensors")
-def stack(x: Sequence[Tensor], axis: int = 0) -> Tensor:
-    """Tensors joined along a new dimension."""
-    return torch.stack(list(x), axis)
-
-
-def _declare_stack(name: str, more: str) -> None:
-    function = getattr(torch, name)
-
-    def call(x: Sequence[Tensor]) -> Tensor:
-        return function(list(x))
-
-    call.__name__, call.__doc__ = name, f"Tensors joined as `torch.{name}` joins them."
-    api(more, x="tensors")(call)
-
-
-for _name, _more in (("hstack", ""), ("vstack", "row_stack"), ("dstack", ""), ("column_stack", "")):
-    _declare_stack(_name, _more)
-
-
-@api()
-def block_diag(inputs: Sequence[Tensor]) -> Tensor:
-    """Matrices along the diagonal of one."""
-    return torch.block_diag(*inputs)
-
-
-def _sections(size: int, sections: Any) -> list[int]:
-    sizes = as_ints(sections)
-    if -1 in sizes:
-        rest = size - builtins.sum(s for s in sizes if s != -1)
-        sizes = [rest if s == -1 else s for s in sizes]
-    return sizes
-
-
-@api(x="", axis="", compat="tensor split_size_or_sections dim")
-def split(x: Tensor, num_or_sections: Any, axis: Any = 0) -> list[Tensor]:
-    """`x` in a number of equal parts, or in parts of given sizes (one may be -1), along `axis`.
-
-    torch's argument is the size of a part: `paddle.compat.split`.
-    """
-    axis = int(as_number(axis))
-    size = x.shape[axis]
-    if isinstance(num_or_sections, int):
-        if num_or_sections <= 0 or size % num_or_sections:
-            raise ValueError(f"split() cannot cut dimension {axis} of size {size} into {num_or_sections} equal parts")
-        return list(torch.split(x, [size // num_or_sections] * num_or_sections, axis))
-    return list(torch.split(x, _sections(size, num_or_sections), axis))
-
-
-@api()
-def chunk(x: Tensor, chunks: int, axis: Any = 0) -> list[Tensor]:
-    """`x` in `chunks` equal parts along `axis`."""
-    axis = int(as_number(axis))
-    if x.shape[axis] % chunks == 0:
-        return list(torch.split(x, [x.shape[axis] // chunks] * chunks, axis))
-    return list(torch.chunk(x, chunks, axis))
-
-
-@api(num_or_indices="indices_or_sections sections indices")
-def tensor_split(x: Tensor, num_or_indices: Any, axis: Any = 0) -> list[Tensor]:
-    """`x` in a number of nearly equal parts, or cut at given indices, along `axis`."""
-    return _cut(x, num_or_indices, int(as_number(axis)))
-
-
-def _cut(x: Tensor, at: Any, dim: int) -> list[Tensor]:
-    return list(torch.tensor_split(x, at if isinstance(at, int) else as_ints(at), dim))
-
-
-@api(num_or_indices="indices_or_sections sections indices")
-def hsplit(x: Tensor, num_or_indices: Any) -> list[Tensor]:
-    """`tensor_split` along the second dimension (the only one of a vector)."""
-    return _cut(x, num_or_indices, 0 if x.ndim == 1 else 1)
-
-
-@api(num_or_indices="indices_or_sections sections indices")
-def vsplit(x: Tensor, num_or_indices: Any) -> list[Tensor]:
-    """`tensor_split` along the first dimension."""
-    return _cut(x, num_or_indices, 0)
-
-
-@api(num_or_indices="indices_or_sections sections indices")
-def dsplit(x: Tensor, num_or_indices: Any) -> list[Tensor]:
-    """`tensor_split` along the third dimension."""
-    return _cut(x, num_or_indices, 2)
-
-
-@api()
-def unbind(input: Tensor, axis: int = 0) -> list[Tensor]:
-    """The slices along `axis`, without it."""
-    return list(torch.unbind(input, axis))
-
-
-@api()
-def unstack(x: Tensor, axis: int = 0, num: int | None = None) -> list[Tensor]:
-    """The slices along `axis`, without it; `num` of them."""
-    parts = list(torch.unbind(x, axis))
-    if num is not None and num != len(parts):
-        raise ValueError(f"num={num}, but dimension {axis} has size {len(parts)}")
-    return parts
-
-
 @api("broadcast_to", variadic="shape")
 def expand(x: Tensor, shape: Any) -> Tensor:
-    """`x` broadcast to `shape`; -1 keeps a size."""
-    return x.expand(as_ints(shape))
+    """`x` broadcast to `shape`; -1 keeps a size, an empty shape all of them."""
+    return x.expand(as_ints(shape) or x.shape)
 
 
 @api(y="other")
@@ -267,8 +155,8 @@ def tile(x: Tensor, repeat_times: Any) -> Tensor:
 
 @api("paddle.Tensor.repeat", bare=True, variadic="repeats")
 def repeat(input: Tensor, repeats: Any) -> Tensor:
-    """`input` repeated along its dimensions."""
-    return input.repeat(as_ints(repeats))
+    """`input` repeated along its dimensions, the last ones if there are fewer numbers."""
+    return torch.tile(input, tuple(as_ints(repeats)))
 
 
 @api()
@@ -277,16 +165,10 @@ def repeat_interleave(x: Tensor, repeats: Any, axis: int | None = None, *, outpu
     return torch.repeat_interleave(x, repeats, axis, output_size=output_size)
 
 
-@api(axis="dims dim")
+@api("reverse", axis="dims dim")
 def flip(x: Tensor, axis: Any) -> Tensor:
     """`x` reversed along dimensions."""
-    return torch.flip(x, as_ints(axis))
-
-
-@api()
-def reverse(x: Tensor, axis: Any) -> Tensor:
-    """`x` reversed along dimensions."""
-    return torch.flip(x, as_ints(axis))
+    return torch.flip(x, sorted({d + x.ndim if d < 0 else d for d in as_ints(axis)}))
 
 
 @api(axis="dims dim")
@@ -301,15 +183,9 @@ def rot90(x: Tensor, k: int = 1, axes: Any = (0, 1)) -> Tensor:
     return torch.rot90(x, k, as_ints(axes))
 
 
-@api()
+@api("paddle.linalg.diagonal")
 def diagonal(x: Tensor, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Tensor:
     """The diagonals of two dimensions, as the last one."""
-    return torch.diagonal(x, offset, axis1, axis2)
-
-
-@api("paddle.linalg.diagonal", bare=True)
-def linalg_diagonal(x: Tensor, offset: int = 0, axis1: int = -2, axis2: int = -1) -> Tensor:
-    """The diagonals of the last two dimensions."""
     return torch.diagonal(x, offset, axis1, axis2)
 
 
@@ -322,13 +198,13 @@ def diagonal_scatter(x: Tensor, y: Tensor, offset: int = 0, axis1: int = 0, axis
 @api()
 def trace(x: Tensor, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Tensor:
     """The sum of a diagonal."""
-    return torch.diagonal(x, offset, axis1, axis2).sum(-1)
+    return torch.diagonal(x, offset, axis1, axis2).sum(-1, dtype=None if x.dtype == torch.bool else x.dtype)
 
 
 @api("as_complex")
 def view_as_complex(input: Tensor) -> Tensor:
     """Pairs in the last dimension as complex numbers."""
-    return torch.view_as_complex(input)
+    return torch.view_as_complex(input) if input.stride(-1) == 1 else torch.complex(input[..., 0], input[..., 1])
 
 
 @api("as_real")
@@ -337,10 +213,11 @@ def view_as_real(input: Tensor) -> Tensor:
     return torch.view_as_real(input)
 
 
-@api(offset="storage_offset")
-def as_strided(x: Tensor, shape: Any, stride: Any, offset: int = 0) -> Tensor:
-    """A view of the memory of `x` with given sizes, strides and offset."""
-    return torch.as_strided(x, as_ints(shape), as_ints(stride), offset)
+@api()
+def as_strided(x: Tensor, shape: Any, stride: Any, offset: int = 0, *, storage_offset: int | None = None) -> Tensor:
+    """A view of the memory of `x` with given sizes, strides and `offset` in bytes (`storage_offset` in elements)."""
+    start = offset // x.element_size() if storage_offset is None else storage_offset
+    return torch.as_strided(x, as_ints(shape), as_ints(stride), start)
 
 
 @api(axis="dimension dim")
@@ -365,6 +242,8 @@ def _declare_atleast(ndim: int) -> None:
     function = getattr(torch, f"atleast_{ndim}d")
 
     def call(*inputs: Any) -> Any:
+        if len(inputs) == 1 and isinstance(inputs[0], (list, tuple)) and builtins.any(map(torch.is_tensor, inputs[0])):
+            inputs = tuple(inputs[0])
         tensors = [torch.as_tensor(v) for v in inputs]
         return function(tensors[0]) if len(tensors) == 1 else list(function(tensors))
 
