@@ -80,7 +80,7 @@ def log_softmax(x: Tensor, axis: int = -1, dtype: DTypeLike | None = None) -> Te
 @api(at=AT)
 def gumbel_softmax(x: Tensor, temperature: float = 1.0, hard: bool = False, axis: int = -1) -> Tensor:
     """A sample of the Gumbel-softmax distribution."""
-    return F.gumbel_softmax(x, temperature, hard, dim=axis)
+    return F.gumbel_softmax(x, temperature, hard, dim=axis) if x.numel() else x.clone()
 
 
 @api(at=AT)

@@ -88,12 +88,10 @@ def batch_norm(
     """
     from_batch = training if use_global_stats is None else not use_global_stats
     first = channels_first(x, data_format)
+    if not first.numel() or (from_batch and first.numel() == first.shape[1]):
+        return x.clone()  # Paddle leaves a single value per channel as it is
     mean, variance = (None, None) if from_batch else (running_mean, running_var)
-    if from_batch and first.numel() == first.shape[1]:  # one value per channel, which torch refuses
-        mean, variance = first.detach().reshape(-1), torch.zeros_like(first).reshape(-1)
-        made = F.batch_norm(first, mean, variance, weight, bias, False, 0.0, epsilon)
-    else:
-        made = F.batch_norm(first, mean, variance, weight, bias, from_batch, 0.0, epsilon)
+    made = F.batch_norm(first, mean, variance, weight, bias, from_batch, 0.0, epsilon)
     if training and from_batch:
         dims = [d for d in range(first.ndim) if d != 1]
         with torch.no_grad():
@@ -107,7 +105,7 @@ def local_response_norm(
     x: Tensor, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0, data_format: str = "NCHW"
 ) -> Tensor:
     """`x / (k + alpha·mean of the squares of `size` neighbouring channels)**beta`."""
-    made = F.local_response_norm(wide(channels_first(x, data_format)), size, alpha, beta, k)
+    made = F.local_response_norm(wide(channels_first(x, data_format)).contiguous(), size, alpha, beta, k)
     return channels_back(made, data_format).to(x.dtype)
 
 
@@ -137,4 +135,5 @@ def pdist(
     x: Tensor, p: float = 2.0, compute_mode: str = "use_mm_for_euclid_dist_if_necessary", name: str | None = None
 ) -> Tensor:
     """The p-norms of the differences of all pairs of rows, in the order (0, 1), (0, 2), ..."""
-    return F.pdist(wide(x), float(p)).to(x.dtype)
+    row, column = torch.triu_indices(len(x), len(x), 1, device=x.device)  # torch.pdist dies on an empty gradient
+    return torch.linalg.vector_norm(x[row] - x[column], float(p), -1)

@@ -245,7 +245,7 @@ def _declare_fractional(dims: int) -> None:
             raise ValueError(f"random_u must lie in (0, 1), not {u}")
         counts = _sizes(output_size, x, dims)
         kernels: list[int | None] = [None] * dims if kernel_size is None else [*many(kernel_size, dims)]
-        index = torch.arange(x[0, 0].numel(), device=x.device).reshape(x.shape[2:])
+        index = torch.arange(x.shape[2:].numel(), device=x.device).reshape(x.shape[2:])
         values = x
         for dim, (count, kernel) in enumerate(zip(counts, kernels, strict=True)):
             begin, end = _fractional_windows(x.shape[2 + dim], count, kernel, u)

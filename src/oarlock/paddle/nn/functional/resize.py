@@ -76,7 +76,10 @@ def zeropad2d(x: Tensor, padding: Any, data_format: str = "NCHW") -> Tensor:
 @api(at=AT)
 def affine_grid(theta: Tensor, out_shape: Any, align_corners: bool = True) -> Tensor:
     """The sampling grid of affine maps; `align_corners` is True, where torch's default is False."""
-    return F.affine_grid(theta, as_ints(out_shape), align_corners)
+    shape = [len(theta), *as_ints(out_shape)[1:]]
+    if not len(theta):
+        return theta.new_zeros(0, *shape[2:], theta.shape[1])
+    return F.affine_grid(theta, shape, align_corners)
 
 
 @api(at=AT, x="input")

@@ -39,13 +39,19 @@ def fold(
 @api(at=AT)
 def pixel_shuffle(x: Tensor, upscale_factor: int, data_format: str = "NCHW") -> Tensor:
     """Channels moved into space: [N, C·r², H, W] to [N, C, H·r, W·r]."""
-    return channels_back(F.pixel_shuffle(channels_first(x, data_format), upscale_factor), data_format)
+    first, r = channels_first(x, data_format), upscale_factor
+    batch, channels, height, width = first.shape
+    parts = first.reshape(batch, channels // r**2, r, r, height, width).permute(0, 1, 4, 2, 5, 3)
+    return channels_back(parts.reshape(batch, channels // r**2, height * r, width * r), data_format)
 
 
 @api(at=AT)
 def pixel_unshuffle(x: Tensor, downscale_factor: int, data_format: str = "NCHW") -> Tensor:
     """The inverse of `pixel_shuffle`."""
-    return channels_back(F.pixel_unshuffle(channels_first(x, data_format), downscale_factor), data_format)
+    first, r = channels_first(x, data_format), downscale_factor
+    batch, channels, height, width = first.shape
+    parts = first.reshape(batch, channels, height // r, r, width // r, r).permute(0, 1, 3, 5, 2, 4)
+    return channels_back(parts.reshape(batch, channels * r**2, height // r, width // r), data_format)
 
 
 @api(at=AT)

@@ -27,7 +27,8 @@ def _deformed(x: Tensor, offset: Tensor, mask: Tensor | None, kernel: list[int],
 
     row = base(0, out_h).repeat_interleave(kernel[1], 0)[..., None] + shift[:, :, :, 0]
     column = base(1, out_w).repeat(kernel[0], 1)[:, None] + shift[:, :, :, 1]
-    images = x.reshape(batch, groups, channels // groups, height * width)
+    each = channels // groups
+    images = x.reshape(batch, groups, each, height * width)
     top, left = row.floor(), column.floor()
     total: Any = 0.0
     for down in (0, 1):
@@ -36,10 +37,10 @@ def _deformed(x: Tensor, offset: Tensor, mask: Tensor | None, kernel: list[int],
             inside = (r >= 0) & (r < height) & (c >= 0) & (c < width)
             share = (1 - (row - r).abs()) * (1 - (column - c).abs()) * inside
             index = (r.clamp(0, height - 1) * width + c.clamp(0, width - 1)).long()
-            picked = images.gather(3, index.flatten(2)[:, :, None].expand(-1, -1, channels // groups, -1))
+            picked = images.gather(3, index.flatten(2)[:, :, None].expand(-1, -1, each, -1))
             total = total + picked * share.flatten(2)[:, :, None]
     if mask is not None:
-        total = total * mask.reshape(batch, groups, 1, -1)
+        total = total * mask.reshape(batch, groups, 1, taps * out_h * out_w)
     return total.reshape(batch, channels, taps, out_h * out_w)
 
 
@@ -71,7 +72,8 @@ def deform_conv2d(
     """
     kernel = list(weight.shape[2:])
     taps = _deformed(x, offset, mask, kernel, many(stride, 2), many(padding, 2), many(dilation, 2))
-    columns = taps.reshape(x.shape[0], groups, -1, taps.shape[-1])
-    flat = weight.reshape(groups, weight.shape[0] // groups, -1)
+    deep = weight.shape[1:].numel()
+    columns = taps.reshape(x.shape[0], groups, deep, taps.shape[-1])
+    flat = weight.reshape(groups, weight.shape[0] // groups, deep)
     made = torch.einsum("goc,ngcl->ngol", flat, columns).reshape(x.shape[0], weight.shape[0], *offset.shape[2:])
     return made if bias is None else made + bias[:, None, None]
