@@ -1,5 +1,6 @@
 """How a plain result is compared with a recorded answer of Paddle."""
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -22,3 +23,15 @@ def assert_same(found: Any, expected: Any) -> None:
         assert found == pytest.approx(expected, rel=2e-5)
     else:
         assert found == expected
+
+
+def assert_all_same(answers: Mapping[str, Any], evaluate: Callable[[str], Any]) -> None:
+    """Every expression gives its answer; else all that do not are shown, with what happened."""
+    wrong = []
+    for expression, answer in answers.items():
+        try:
+            assert_same(evaluate(expression), answer)
+        except Exception as error:
+            lines = " ".join(str(error).split())
+            wrong.append(f"{expression}\n    {type(error).__name__}: {lines[:300]}")
+    assert not wrong, f"{len(wrong)} of {len(answers)} calls\n" + "\n".join(wrong)

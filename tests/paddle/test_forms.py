@@ -12,7 +12,7 @@ import torch
 import oarlock.paddle as paddle
 from oarlock.paddle.conventions import TENSOR_METHODS
 from paddle_cases import GOLDEN, environment, evaluate, plain
-from paddle_comparison import assert_same
+from paddle_comparison import assert_all_same
 from paddle_forms import FORMS, declared, functions_of, rewritten
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
@@ -46,17 +46,16 @@ def _patched() -> Iterator[None]:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_another_form_of_a_recorded_call(form: str) -> None:
-    wrong = []
-    for expression, answer in ANSWERS.items():
-        other = rewritten(expression, form)
-        if other is None or (form == "method" and conflicts(other)):
-            continue
-        torch.manual_seed(0)
-        try:
-            assert_same(evaluate(other, paddle), answer)
-        except Exception as error:
-            wrong.append(f"{expression}\n    {other}\n    {type(error).__name__}: {str(error).strip()[:300]}")
-    assert not wrong, f"{len(wrong)}\n" + "\n".join(wrong)
+    others = {rewritten(expression, form): answer for expression, answer in ANSWERS.items()}
+    chosen = {
+        other: answer for other, answer in others.items() if other and not (form == "method" and conflicts(other))
+    }
+    assert_all_same(chosen, recorded)
+
+
+def recorded(expression: str) -> Any:
+    torch.manual_seed(0)
+    return evaluate(expression, paddle)
 
 
 def conflicts(expression: str) -> bool:
@@ -66,22 +65,25 @@ def conflicts(expression: str) -> bool:
 
 
 def test_out_takes_the_answer() -> None:
-    wrong = []
-    for expression, answer in ANSWERS.items():
+    def written(expression: str) -> Any:
+        out = torch.empty(0, dtype=getattr(torch, ANSWERS[expression]["dtype"]))
         call = ast.parse(expression, mode="eval").body
-        if not isinstance(call, ast.Call) or not (declaration := declared(call)):
-            continue
-        if "out" not in declaration.signature.parameters or any(k.arg == "out" for k in call.keywords):
-            continue
-        if not isinstance(answer, dict) or "dtype" not in answer:
-            continue
+        assert isinstance(call, ast.Call)
         call.keywords.append(ast.keyword("out", ast.Name("out", ast.Load())))
-        other = ast.unparse(ast.fix_missing_locations(call))
-        out = torch.empty(0, dtype=getattr(torch, answer["dtype"]))
         torch.manual_seed(0)
-        try:
-            eval(other, {**environment(paddle), "out": out})
-            assert_same(plain(out, paddle.Tensor), answer)
-        except Exception as error:
-            wrong.append(f"{other}\n    {type(error).__name__}: {str(error).strip()[:300]}")
-    assert not wrong, f"{len(wrong)}\n" + "\n".join(wrong)
+        eval(ast.unparse(ast.fix_missing_locations(call)), {**environment(paddle), "out": out})
+        return plain(out, paddle.Tensor)
+
+    assert_all_same({e: answer for e, answer in ANSWERS.items() if takes_out(e) and is_tensor(answer)}, written)
+
+
+def is_tensor(answer: Any) -> bool:
+    return isinstance(answer, dict) and "dtype" in answer
+
+
+def takes_out(expression: str) -> bool:
+    call = ast.parse(expression, mode="eval").body
+    declaration = declared(call) if isinstance(call, ast.Call) else None
+    if declaration is None or "out" not in declaration.signature.parameters:
+        return False
+    return not any(keyword.arg == "out" for keyword in call.keywords)  # type: ignore[attr-defined]

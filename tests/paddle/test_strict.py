@@ -11,7 +11,7 @@ import oarlock.paddle as paddle
 from oarlock.paddle.strict import StrictTensor
 from oarlock.paddle.strict_types import Size
 from paddle_cases import GOLDEN, evaluate
-from paddle_comparison import assert_same
+from paddle_comparison import assert_all_same
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
 X = torch.arange(6.0).reshape(2, 3)
@@ -19,14 +19,11 @@ X = torch.arange(6.0).reshape(2, 3)
 
 @pytest.mark.parametrize("topic", sorted(path.stem for path in GOLDEN.glob("*.json")))
 def test_every_recorded_call_answers_the_same_in_strict_mode(topic: str) -> None:
-    wrong = []
-    for expression, answer in json.loads((GOLDEN / f"{topic}.json").read_text(encoding="utf-8")).items():
+    def evaluated(expression: str) -> object:
         with paddle.strict():
-            try:
-                assert_same(evaluate(expression, paddle), answer)
-            except Exception as error:
-                wrong.append(f"{expression}: {type(error).__name__} {str(error).splitlines()[0]}")
-    assert not wrong, "\n".join(wrong)
+            return evaluate(expression, paddle)
+
+    assert_all_same(json.loads((GOLDEN / f"{topic}.json").read_text(encoding="utf-8")), evaluated)
 
 
 def test_results_are_strict_inside_and_plain_outside() -> None:
