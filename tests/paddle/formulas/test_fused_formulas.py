@@ -434,6 +434,90 @@ def check_feedforward() -> None:
     check_gradient(lambda x, a, b: F.fused_feedforward(x, a, b, dropout1_rate=0.0, dropout2_rate=0.0), x, first, second)
 
 
+# Eight-bit floats
+
+
+def blocks(x: np.ndarray, high: int, power_of_two: bool) -> np.ndarray:
+    """The scale of every element, block by block."""
+    scales = np.empty(x.shape)
+    for i in range(0, x.shape[0], high):
+        for j in range(0, x.shape[1], 128):
+            part = np.s_[i : i + high, j : j + 128]
+            factor = 448 / np.abs(x[part]).max()
+            scales[part] = 1 / (2 ** np.floor(np.log2(factor)) if power_of_two else factor)
+    return scales
+
+
+@formula("paddle.incubate.nn.functional.fp8.fp8_quant_blockwise")
+def check_fp8_quantisation() -> None:
+    x = torch.randn(130, 200)
+    for method, high in (("1x128", 1), ("128x128", 128)):
+        for power_of_two in (True, False):
+            small, scale, turned, turned_scale = F.fp8.fp8_quant_blockwise(
+                x, quant_method=method, using_pow2_scale=power_of_two, input_transpose=True
+            )
+            for q, s, plain in ((small, scale, x), (turned, turned_scale, x.T)):
+                scales = blocks(plain.numpy(), high, power_of_two)
+                assert q.dtype == torch.float8_e4m3fn
+                agree(s.T, scales[::high, ::128], 1e-6)  # float32
+                # Three bits after the point: half a step of a sixteenth, or of the smallest step.
+                assert np.all(
+                    np.abs(q.float().numpy() * scales - plain.numpy()) <= np.abs(plain.numpy()) / 16 + scales * 2**-9
+                )
+    only = F.fp8_quant_blockwise(x, input_transpose=True, return_transpose_only=True, output_scale_transpose=False)
+    assert [tuple(part.shape) for part in only] == [(200, 130), (200, 2)]
+    zeros, ones = F.fp8_quant_blockwise(torch.zeros(2, 3))
+    assert zeros.float().abs().max() == 0
+    assert ones.tolist() == [[1.0, 1.0]]
+
+
+@formula("paddle.incubate.nn.functional.fp8.fp8_gemm_blockwise")
+def check_fp8_product() -> None:
+    a, b = torch.randn(3, 256), torch.randn(128, 256)
+    small_a, scale_a = F.fp8_quant_blockwise(a, using_pow2_scale=False)
+    small_b, scale_b = F.fp8_quant_blockwise(
+        b, quant_method="128x128", output_scale_transpose=False, using_pow2_scale=False
+    )
+    wide_a = small_a.float().numpy() * np.repeat(scale_a.numpy().T, 128, 1)
+    wide_b = small_b.float().numpy() * np.repeat(np.repeat(scale_b.numpy(), 128, 0), 128, 1)
+    expected = wide_a.astype(float) @ wide_b.T.astype(float)
+    made = F.fp8_gemm_blockwise(small_a, scale_a, small_b, scale_b, "float32", is_b_1d_scaled=False)
+    agree(made, expected, 1e-4)  # float32 sums of 256 terms
+    start = torch.ones(3, 128)
+    F.fp8.fp8_gemm_blockwise(
+        small_a, scale_a, small_b, scale_b, paddle.float32, start, accumulate=True, is_b_1d_scaled=False
+    )
+    agree(start, expected + 1, 1e-4)
+    with pytest.raises(ValueError, match="bias"):
+        F.fp8_gemm_blockwise(small_a, scale_a, small_b, scale_b, "float32", bias=torch.ones(128))
+
+
+@formula("paddle.incubate.nn.functional.fused_act_dequant")
+def check_fp8_decoding() -> None:
+    small, scale = F.fp8_quant_blockwise(torch.randn(3, 200), output_scale_transpose=False)
+    made = F.fused_act_dequant(small, scale)
+    assert made.dtype == torch.bfloat16
+    agree(made, small.float().numpy() * np.repeat(scale.numpy(), 128, 1)[:, :200])
+
+
+@formula("paddle.incubate.nn.functional.fused_swiglu_weighted_bwd")
+def check_swiglu_backward() -> None:
+    x, grad, chance = torch.randn(2, 3, 8), torch.randn(2, 3, 4), torch.rand(2, 3, 1)
+    dx, dchance, out = F.fused_swiglu_weighted_bwd(x, grad, chance)
+    step = 1e-6
+
+    def total(x: np.ndarray, chance: np.ndarray) -> np.ndarray:
+        return np.vectorize(silu)(x[..., :4]) * x[..., 4:] * chance
+
+    base, share = x.double().numpy(), chance.double().numpy()
+    agree(out, total(base, share), 1e-5)  # float32, as the next
+    agree(dchance, (total(base, np.ones_like(share)) * grad.numpy()).sum(-1, keepdims=True), 1e-5)
+    for i in range(8):
+        moved = base.copy()
+        moved[..., i] += step
+        agree(dx[..., i], ((total(moved, share) - total(base, share)) * grad.numpy()).sum(-1) / step, 1e-4)
+
+
 @pytest.mark.parametrize("name", FORMULAS)
 def test_formula(name: str) -> None:
     found: Any = paddle
