@@ -3,6 +3,7 @@
 from oarlock.paddle.tensors import (
     binary,
     creation,
+    decomposition,
     indexing,
     joining,
     linalg,
@@ -18,6 +19,7 @@ from oarlock.paddle.tensors import (
 __all__ = [
     "binary",
     "creation",
+    "decomposition",
     "indexing",
     "joining",
     "linalg",

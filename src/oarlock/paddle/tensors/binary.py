@@ -153,31 +153,31 @@ def pow(x: Any, y: Any) -> Tensor:
 @api("bitwise_invert")
 def bitwise_not(x: Tensor, out: Tensor | None = None) -> Tensor:
     """`~x`."""
-    return _into(torch.bitwise_not(x), out)
+    return into(torch.bitwise_not(x), out)
 
 
 @api()
 def bitwise_and(x: Tensor, y: Any, out: Tensor | None = None) -> Tensor:
     """`x & y`."""
-    return _into(torch.bitwise_and(x, y), out)
+    return into(torch.bitwise_and(x, y), out)
 
 
 @api()
 def bitwise_or(x: Tensor, y: Any, out: Tensor | None = None) -> Tensor:
     """`x | y`."""
-    return _into(torch.bitwise_or(x, y), out)
+    return into(torch.bitwise_or(x, y), out)
 
 
 @api()
 def bitwise_xor(x: Tensor, y: Any, out: Tensor | None = None) -> Tensor:
     """`x ^ y`."""
-    return _into(torch.bitwise_xor(x, y), out)
+    return into(torch.bitwise_xor(x, y), out)
 
 
 @api()
 def bitwise_left_shift(x: Tensor, y: Any, is_arithmetic: bool = True, out: Tensor | None = None) -> Tensor:
     """`x << y`."""
-    return _into(torch.bitwise_left_shift(x, y), out)
+    return into(torch.bitwise_left_shift(x, y), out)
 
 
 @api()
@@ -188,9 +188,10 @@ def bitwise_right_shift(x: Tensor, y: Any, is_arithmetic: bool = True, out: Tens
         bits = torch.iinfo(x.dtype).bits
         y = torch.as_tensor(y, dtype=x.dtype, device=x.device)
         kept = ~torch.bitwise_left_shift(torch.full_like(shifted, -1), bits - y)
-        shifted = torch.where(y == 0, x, shifted & torch.where(y >= bits, 0, kept))
-    return _into(shifted, out)
+        shifted = torch.where(y == 0, x, shifted & torch.where((y < 0) | (y >= bits), 0, kept))
+    return into(shifted, out)
 
 
-def _into(result: Tensor, out: Tensor | None) -> Tensor:
+def into(result: Tensor, out: Tensor | None) -> Tensor:
+    """`result`, written into `out` if there is one."""
     return result if out is None else write(result, out)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from oarlock.paddle.declare import api
 from oarlock.paddle.dtypes import as_dtype, as_ints
+from oarlock.paddle.tensors.binary import alike, into
 
 COMPARISONS: dict[str, tuple[Callable[..., Tensor], str]] = {
     "equal": (torch.eq, "eq"),
@@ -16,10 +17,8 @@ COMPARISONS: dict[str, tuple[Callable[..., Tensor], str]] = {
     "greater_equal": (torch.ge, "ge"),
     "less_than": (torch.lt, "lt less"),
     "less_equal": (torch.le, "le"),
-    "logical_and": (torch.logical_and, ""),
-    "logical_or": (torch.logical_or, ""),
-    "logical_xor": (torch.logical_xor, ""),
 }
+LOGICAL = {"logical_and": torch.logical_and, "logical_or": torch.logical_or, "logical_xor": torch.logical_xor}
 
 
 def _declare(name: str, function: Callable[..., Tensor], more: str) -> None:
@@ -31,14 +30,25 @@ def _declare(name: str, function: Callable[..., Tensor], more: str) -> None:
     api(more)(call)
 
 
+def _declare_logical(name: str, function: Callable[..., Tensor]) -> None:
+    def call(x: Tensor, y: Any, out: Tensor | None = None) -> Tensor:
+        return into(function(x, y), out)
+
+    call.__name__ = name
+    call.__doc__ = f"`{name}` of the elements of `x` and `y`, broadcast; numbers count as true unless 0."
+    api()(call)
+
+
 for _name, (_function, _more) in COMPARISONS.items():
     _declare(_name, _function, _more)
+for _name, _function in LOGICAL.items():
+    _declare_logical(_name, _function)
 
 
 @api()
-def logical_not(x: Tensor) -> Tensor:
+def logical_not(x: Tensor, out: Tensor | None = None) -> Tensor:
     """Whether elements are zero."""
-    return torch.logical_not(x)
+    return into(torch.logical_not(x), out)
 
 
 @api()
@@ -50,13 +60,13 @@ def equal_all(x: Tensor, y: Tensor) -> Tensor:
 @api()
 def allclose(x: Tensor, y: Tensor, rtol: Any = 1e-5, atol: Any = 1e-8, equal_nan: bool = False) -> Tensor:
     """Whether `|x - y| <= atol + rtol·|y|` everywhere, as a 0-D bool tensor."""
-    return torch.isclose(x, y, float(rtol), float(atol), equal_nan).all()
+    return torch.isclose(*alike(x, y), float(rtol), float(atol), equal_nan).all()
 
 
 @api()
 def isclose(x: Tensor, y: Tensor, rtol: Any = 1e-5, atol: Any = 1e-8, equal_nan: bool = False) -> Tensor:
     """Where `|x - y| <= atol + rtol·|y|`."""
-    return torch.isclose(x, y, float(rtol), float(atol), equal_nan)
+    return torch.isclose(*alike(x, y), float(rtol), float(atol), equal_nan)
 
 
 @api()

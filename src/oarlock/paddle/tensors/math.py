@@ -8,6 +8,7 @@ from torch import Tensor
 
 from oarlock.paddle.declare import api
 from oarlock.paddle.dtypes import as_number
+from oarlock.paddle.tensors.binary import is_inexact
 
 SAME = """
 abs acos acosh angle asin asinh atan atanh ceil conj cos cosh deg2rad digamma erf erfinv exp expm1 floor i0
@@ -48,10 +49,18 @@ for _name, _function in UNARY.items():
 
 @api("clamp")
 def clip(x: Tensor, min: Any = None, max: Any = None) -> Tensor:
-    """`x` limited to [min, max]; the bounds may be tensors."""
+    """`x` limited to [min, max]; the bounds may be tensors, of which those of integers keep the dtype of `x`."""
     if min is None and max is None:
         return x.clone()
-    return torch.clamp(x, min, max)
+    return torch.clamp(x, _bound(x, min), _bound(x, max))
+
+
+def _bound(x: Tensor, bound: Any) -> Any:
+    if not isinstance(bound, Tensor):
+        return as_number(bound)
+    if bound.numel() == 1 and not bound.requires_grad:
+        return bound.item()
+    return bound.to(x.dtype) if not is_inexact(bound) else bound
 
 
 @api()
@@ -59,7 +68,7 @@ def round(x: Tensor, decimals: int = 0) -> Tensor:
     """Round half to even, to `decimals` digits; of complex numbers both parts."""
     if x.is_complex():
         return torch.complex(round(x.real, decimals), round(x.imag, decimals))
-    return torch.round(x, decimals=decimals) if decimals else torch.round(x)
+    return torch.round(x, decimals=decimals) if decimals and x.is_floating_point() else torch.round(x)
 
 
 @api()
@@ -152,7 +161,7 @@ def trapezoid(y: Tensor, x: Tensor | None = None, dx: Any = None, axis: int = -1
     """The integral by the trapezoidal rule along `axis`, over the points `x` or steps `dx` (1)."""
     if x is not None:
         return torch.trapezoid(y, x, dim=axis)
-    return torch.trapezoid(y, dim=axis) * (1.0 if dx is None else dx)
+    return _areas(y, dx, axis).sum(axis)
 
 
 @api(y="")
@@ -160,4 +169,9 @@ def cumulative_trapezoid(y: Tensor, x: Tensor | None = None, dx: Any = None, axi
     """The running integral by the trapezoidal rule along `axis`."""
     if x is not None:
         return torch.cumulative_trapezoid(y, x, dim=axis)
-    return torch.cumulative_trapezoid(y, dim=axis) * (1.0 if dx is None else dx)
+    return _areas(y, dx, axis).cumsum(axis)
+
+
+def _areas(y: Tensor, dx: Any, axis: int) -> Tensor:
+    count = y.shape[axis] - 1
+    return (y.narrow(axis, 0, count) + y.narrow(axis, 1, count)) * (1.0 if dx is None else dx) / 2.0

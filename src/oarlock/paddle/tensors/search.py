@@ -8,6 +8,7 @@ from torch import Tensor
 
 from oarlock.paddle.declare import api
 from oarlock.paddle.dtypes import DTypeLike, as_dtype, as_number
+from oarlock.paddle.tensors.binary import alike
 
 TopKRetType = namedtuple("TopKRetType", ["values", "indices"])
 
@@ -93,6 +94,8 @@ def where(condition: Tensor, x: Any = None, y: Any = None) -> Any:
         raise ValueError("where() takes both x and y, or neither")
     if x is None:
         return torch.nonzero(condition, as_tuple=True)
+    if isinstance(x, Tensor) and isinstance(y, Tensor):
+        x, y = alike(x, y)
     return torch.where(condition.bool(), x, y)
 
 
@@ -143,8 +146,8 @@ def histogram(
     weight: Tensor | None = None,
     density: bool = False,
 ) -> Tensor:
-    """Counts in `bins` equal bins from `min` to `max` (both 0: of the data); int64 without weights and density."""
-    low, high = _range(input, float(min), float(max))
+    """Counts in `bins` equal bins from `min` to `max` (equal: of the data); int64 without weights and density."""
+    low, high = _range(input, *((0.0, 0.0) if min == max else (float(min), float(max))))
     values = input.flatten().to(torch.float64)
     inside = (values >= low) & (values <= high)
     index = ((values[inside] - low) * bins / (high - low)).long().clamp(max=bins - 1)
