@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from oarlock.paddle.declare import REGISTRY
+from oarlock.paddle.getitem import getitem, setitem
 
 # Operator -> the function that means it. Those with a torch operator of the same meaning ask torch first: it is fast.
 FUNCTIONS = {
@@ -33,6 +34,9 @@ FUNCTIONS = {
 }
 COMPARISONS = {"eq", "ne", "lt", "le", "gt", "ge"}
 OWN = {"floordiv", "rfloordiv", "rtruediv", "rdiv", "rmod", "rmatmul"}  # torch's differ in dtype or are absent
+
+
+INDEXING: dict[str, Callable[..., Any]] = {"__getitem__": getitem, "__setitem__": setitem}
 
 
 def operators() -> dict[str, Callable[[Any, Any], Any]]:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from oarlock.paddle import methods
 from oarlock.paddle.declare import REGISTRY
+from oarlock.paddle.operators import INDEXING
 
 REFUSALS = (TypeError, RuntimeError, ValueError, IndexError)
 _MISSING = object()
@@ -58,6 +59,9 @@ def patch_tensor() -> list[str]:
             _set(name, attribute)
         elif callable(native) and callable(attribute):
             _set(name, _asking(name, native, attribute))
+    for name, function in INDEXING.items():
+        if name not in _patched:
+            _set(name, _asking(name, getattr(Tensor, name), function))
     return sorted(_added)
 
 
@@ -79,7 +83,7 @@ def _set(name: str, attribute: Any) -> None:
 
 def _asking(name: str, native: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
     """`native`, and `function` for the calls that it refuses."""
-    refusals: Any = TypeError if name.endswith("_") else REFUSALS  # a change in place is not tried twice
+    refusals: Any = (TypeError, ValueError) if name.endswith("_") else REFUSALS  # of changes, those before they begin
 
     def method(*args: Any, **kwargs: Any) -> Any:
         try:

@@ -252,7 +252,7 @@ def _fill_class() -> None:
         if isinstance(attribute, property):
             assert attribute.fget is not None
             setattr(StrictTensor, name, property(_plainly(attribute.fget), attribute.fset, doc=attribute.__doc__))
-        elif name not in StrictTensor.__dict__ and not name.startswith("__"):
+        elif name in operators.INDEXING or (name not in StrictTensor.__dict__ and not name.startswith("__")):
             setattr(StrictTensor, name, _method(name, attribute))
     for special, function in operators.operators().items():
         word = special.strip("_")
@@ -323,7 +323,8 @@ def _enter() -> None:
     for declaration in _declarations():
         declaration.slot.update(_bounded_slot(declaration.names[0]))
     tensor_class.MAKE = bounded(tensor_class.construct)
-    tensor_class.PADDLES.update({name: bounded(operator) for name, operator in operators.operators().items()})
+    for name, operator in {**operators.operators(), **operators.INDEXING}.items():
+        tensor_class.PADDLES[name] = bounded(operator)
     swapped = {name: StrictDType.of(dtype) for name, dtype in NAMES.items()} | {"dtype": StrictDType, "Size": Size}
     _State.plain = {name: getattr(paddle, name) for name in swapped}
     for name, value in swapped.items():
@@ -336,7 +337,7 @@ def _leave() -> None:
     for declaration in _declarations():
         declaration.slot.update(_call=declaration.implementation, _write=write)
     tensor_class.MAKE = tensor_class.construct
-    tensor_class.PADDLES.update(operators.operators())
+    tensor_class.PADDLES.update({**operators.operators(), **operators.INDEXING})
     for name, value in _State.plain.items():
         setattr(paddle, name, value)
 

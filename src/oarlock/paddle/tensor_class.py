@@ -11,7 +11,7 @@ import torch
 
 from oarlock.paddle.dtypes import as_device, as_dtype, as_ints
 from oarlock.paddle.methods import PROPERTIES
-from oarlock.paddle.operators import operators
+from oarlock.paddle.operators import INDEXING, operators
 from oarlock.paddle.patch import method_functions
 from oarlock.paddle.tensors.creation import finish, to_tensor
 
@@ -102,7 +102,7 @@ class _Type(type):
         return sorted({*dir(torch.Tensor), *PADDLES})
 
 
-PADDLES: dict[str, Any] = {**method_functions(), **PROPERTIES, **operators()}
+PADDLES: dict[str, Any] = {**method_functions(), **PROPERTIES, **INDEXING, **operators()}
 MAKE = construct
 
 
