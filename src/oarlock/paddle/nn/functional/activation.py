@@ -77,7 +77,7 @@ def log_softmax(x: Tensor, axis: int = -1, dtype: DTypeLike | None = None) -> Te
     return torch.log_softmax(x, axis, dtype=as_dtype(dtype))
 
 
-@api(at=AT)
+@api(at=AT, temperature="tau")
 def gumbel_softmax(x: Tensor, temperature: float = 1.0, hard: bool = False, axis: int = -1) -> Tensor:
     """A sample of the Gumbel-softmax distribution."""
     return F.gumbel_softmax(x, temperature, hard, dim=axis) if x.numel() else x.clone()
@@ -107,13 +107,13 @@ def leaky_relu(x: Tensor, negative_slope: float = 0.01) -> Tensor:
     return F.leaky_relu(x, negative_slope)
 
 
-@api(at=AT)
+@api(at=AT, threshold="lambd")
 def hardshrink(x: Tensor, threshold: float = 0.5) -> Tensor:
     """`x` where |x| > threshold, else 0."""
     return F.hardshrink(x, threshold)
 
 
-@api(at=AT)
+@api(at=AT, threshold="lambd")
 def softshrink(x: Tensor, threshold: float = 0.5) -> Tensor:
     """`x` moved towards 0 by `threshold`."""
     return F.softshrink(x, threshold)

@@ -176,7 +176,7 @@ def multi_margin_loss(
     return reduced((terms.mean(1) - margin**p / input.shape[1]) * scale, reduction)
 
 
-@api(at=AT)
+@api(at=AT, variance="var")
 def gaussian_nll_loss(
     input: Tensor,
     label: Tensor,

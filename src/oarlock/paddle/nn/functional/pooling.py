@@ -155,6 +155,8 @@ def _declare_pools(dims: int) -> None:
         ceil_mode: bool = False,
         data_format: str = layout,
     ) -> Tensor:
+        if isinstance(padding, bool):  # torch has `ceil_mode` in this place
+            padding, ceil_mode = 0, padding
         first, kernel = channels_first(x, data_format), many(kernel_size, dims)
         steps, p = _steps(kernel, stride), float(norm_type)
         pads = sides(padding, first.shape[2:], kernel, steps, data_format)

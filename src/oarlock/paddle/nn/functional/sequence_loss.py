@@ -9,7 +9,7 @@ from oarlock.paddle.nn.functional.cross_entropy import reduced
 from oarlock.paddle.nn.functional.extents import AT, wide
 
 
-@api(at=AT)
+@api(at=AT, labels="targets", label_lengths="target_lengths")
 def ctc_loss(
     log_probs: Tensor,
     labels: Tensor,
