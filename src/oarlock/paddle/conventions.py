@@ -41,7 +41,6 @@ TENSOR_METHODS = {
     "lu": "x.lu() is torch's old function on a torch tensor: paddle.linalg.lu(x)",
     "cholesky": "x.cholesky() is torch's old function on a torch tensor: paddle.linalg.cholesky(x)",
     "qr": "x.qr() is torch's old function on a torch tensor: paddle.linalg.qr(x)",
-    "uniform_": "x.uniform_() is between 0 and 1 on a torch tensor, between -1 and 1 in Paddle",
     "gather": "x.gather(index) takes torch's arguments: paddle.gather(x, index)",
     "scatter": "x.scatter(index, updates) takes torch's arguments: paddle.scatter(x, index, updates)",
 }

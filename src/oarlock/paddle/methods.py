@@ -10,6 +10,7 @@ from torch import Tensor
 
 from oarlock.paddle.declare import api
 from oarlock.paddle.dtypes import DTypeLike, Place, as_device, as_dtype, as_ints, as_number, place_of
+from oarlock.paddle.tensors.creation import finish
 
 AT = "paddle.Tensor"
 
@@ -226,9 +227,11 @@ def fill_diagonal_(x: Tensor, value: Any, offset: int = 0, wrap: bool = False) -
 
 
 @api(at=AT, out=False)
-def random_(x: Tensor, from_: int = 0, to: int | None = None) -> Tensor:
+def random_(x: Tensor, from_: int = 0, to: int | None = None, *, generator: Any = None) -> Tensor:
     """Fill with integers, uniform in [from_, to)."""
-    return x.random_(from_, to) if to is not None else x.random_() if from_ == 0 else x.random_(0, from_)
+    if to is None:
+        return x.random_(generator=generator) if from_ == 0 else x.random_(0, from_, generator=generator)
+    return x.random_(from_, to, generator=generator)
 
 
 @api(at=AT, out=False)
@@ -261,30 +264,64 @@ def split_with_sizes(x: Tensor, split_sizes: Any, dim: int = 0) -> list[Tensor]:
 
 
 @api(at=AT, variadic="size", size="shape")
-def new_empty(x: Tensor, size: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Tensor:
+def new_empty(
+    x: Tensor,
+    size: Any,
+    *,
+    dtype: Any = None,
+    device: Any = None,
+    requires_grad: bool = False,
+    pin_memory: bool = False,
+) -> Tensor:
     """Undefined values in the dtype and on the device of `x`."""
-    return x.new_empty(as_ints(size), dtype=as_dtype(dtype), device=as_device(device), requires_grad=requires_grad)
+    made = x.new_empty(as_ints(size), dtype=as_dtype(dtype), device=as_device(device))
+    return finish(made, requires_grad, pin_memory)
 
 
 @api(at=AT, variadic="size", size="shape")
-def new_zeros(x: Tensor, size: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Tensor:
+def new_zeros(
+    x: Tensor,
+    size: Any,
+    *,
+    dtype: Any = None,
+    device: Any = None,
+    requires_grad: bool = False,
+    pin_memory: bool = False,
+) -> Tensor:
     """Zeros in the dtype and on the device of `x`."""
-    return x.new_zeros(as_ints(size), dtype=as_dtype(dtype), device=as_device(device), requires_grad=requires_grad)
+    made = x.new_zeros(as_ints(size), dtype=as_dtype(dtype), device=as_device(device))
+    return finish(made, requires_grad, pin_memory)
 
 
 @api(at=AT, variadic="size", size="shape")
-def new_ones(x: Tensor, size: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Tensor:
+def new_ones(
+    x: Tensor,
+    size: Any,
+    *,
+    dtype: Any = None,
+    device: Any = None,
+    requires_grad: bool = False,
+    pin_memory: bool = False,
+) -> Tensor:
     """Ones in the dtype and on the device of `x`."""
-    return x.new_ones(as_ints(size), dtype=as_dtype(dtype), device=as_device(device), requires_grad=requires_grad)
+    made = x.new_ones(as_ints(size), dtype=as_dtype(dtype), device=as_device(device))
+    return finish(made, requires_grad, pin_memory)
 
 
 @api(at=AT, size="shape")
 def new_full(
-    x: Tensor, size: Any, fill_value: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False
+    x: Tensor,
+    size: Any,
+    fill_value: Any,
+    *,
+    dtype: Any = None,
+    device: Any = None,
+    requires_grad: bool = False,
+    pin_memory: bool = False,
 ) -> Tensor:
     """One value in the dtype and on the device of `x`."""
-    where = {"dtype": as_dtype(dtype), "device": as_device(device), "requires_grad": requires_grad}
-    return x.new_full(as_ints(size), as_number(fill_value), **where)
+    made = x.new_full(as_ints(size), as_number(fill_value), dtype=as_dtype(dtype), device=as_device(device))
+    return finish(made, requires_grad, pin_memory)
 
 
 @api(at=AT)

@@ -287,7 +287,7 @@ def _holds(data: Any, kind: Any) -> bool:
     return builtins.any(isinstance(v, kind) or (isinstance(v, (list, tuple)) and _holds(v, kind)) for v in data)
 
 
-@api("as_tensor tensor")
+@api()
 def to_tensor(
     data: Any,
     dtype: DTypeLike | None = None,
@@ -305,6 +305,25 @@ def to_tensor(
     made = _tensor_of(data, as_dtype(dtype))
     if place is not None:
         made = made.to(as_device(place))
+    return finish(made, requires_grad or not stop_gradient, pin_memory)
+
+
+@api("as_tensor")
+def tensor(
+    data: Any,
+    dtype: DTypeLike | None = None,
+    device: Any = None,
+    requires_grad: bool = False,
+    pin_memory: bool = False,
+    *,
+    place: Any = None,
+    stop_gradient: bool = True,
+) -> Tensor:
+    """`to_tensor` with the arguments of torch's `tensor`."""
+    made = _tensor_of(data, as_dtype(dtype))
+    where = device if place is None else place
+    if where is not None:
+        made = made.to(as_device(where))
     return finish(made, requires_grad or not stop_gradient, pin_memory)
 
 

@@ -95,7 +95,7 @@ def randperm(
 def uniform(
     shape: Any,
     dtype: DTypeLike | None = None,
-    min: float = -1.0,
+    min: float = 0.0,
     max: float = 1.0,
     seed: int = 0,
     *,
@@ -196,7 +196,7 @@ def standard_normal(
 
 
 @api(out=False)
-def uniform_(x: Tensor, min: float = -1.0, max: float = 1.0, seed: int = 0) -> Tensor:
+def uniform_(x: Tensor, min: float = 0.0, max: float = 1.0, seed: int = 0) -> Tensor:
     """Fill `x` with uniform values in [min, max)."""
     return x.uniform_(float(min), float(max), generator=torch.Generator().manual_seed(seed) if seed else None)
 
