@@ -57,7 +57,12 @@ def log_sigmoid(x: Tensor) -> Tensor:
     return -torch.log1p(torch.exp(-x)) if x.is_complex() else F.logsigmoid(x)
 
 
-@api("paddle.softmax paddle.Tensor.softmax paddle.special.softmax", bare=True, input="", dim="")
+@api(
+    "paddle.softmax paddle.Tensor.softmax paddle.special.softmax",
+    bare=True,
+    compat="axis x",
+    instead="paddle.nn.functional.softmax",
+)
 def root_softmax(input: Tensor, dim: int | None = None, dtype: DTypeLike | None = None) -> Tensor:
     """`exp(input) / sum(exp(input))` along `dim`: 0 for 0, 1 or 3 dimensions and 1 otherwise where it is None."""
     if dim is None:

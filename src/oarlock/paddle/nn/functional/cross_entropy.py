@@ -41,16 +41,22 @@ def cross_entropy(
     log_p = torch.log_softmax(input, axis) if use_softmax else torch.log(input)
     axis = axis % input.ndim
     classes = input.shape[axis]
+    valid = None
     if label_smoothing > 0 and not soft_label:
-        squeezed = label.squeeze(axis) if label.ndim == input.ndim else label
-        label = F.one_hot(squeezed.long(), classes).movedim(-1, axis).to(input.dtype)
-        soft_label = True
+        squeezed = (label.squeeze(axis) if label.ndim == input.ndim else label).long()
+        valid = squeezed != ignore_index
+        label = F.one_hot(torch.where(valid, squeezed, 0), classes).movedim(-1, axis).to(input.dtype)
+        valid, soft_label = valid.unsqueeze(axis).to(input.dtype), True
     if soft_label:
         label = label * (1 - label_smoothing) + label_smoothing / classes if label_smoothing > 0 else label
         loss = -(label * log_p).sum(axis, keepdim=True)
         scale = None if weight is None else (label.movedim(axis, -1) @ weight).unsqueeze(axis)
         loss = loss if scale is None else loss * scale
         counted, keep = scale, True
+        if valid is not None:
+            loss = loss * valid
+            counted = valid if scale is None else scale * valid
+            counted = None if weight is None and ignore_index < 0 else counted
     else:
         keep = label.ndim == input.ndim
         index = label.long() if keep else label.long().unsqueeze(axis)
@@ -95,7 +101,14 @@ def nll_loss(
 ) -> Tensor:
     """`-input[label]` over the second dimension."""
     weight = None if weight is None else weight.detach()
-    return F.nll_loss(input, label.long(), weight, ignore_index=ignore_index, reduction=reduction)
+    index = label.long()
+    loss = F.nll_loss(input, index, weight, ignore_index=ignore_index, reduction="none")
+    if reduction != "mean":
+        return reduced(loss, reduction)
+    valid = index != ignore_index
+    counted = valid.to(loss.dtype) if weight is None else torch.where(valid, weight[torch.where(valid, index, 0)], 0.0)
+    total = counted.sum()
+    return loss.sum() / (total + (total == 0))
 
 
 @api(at=AT, logits="input")

@@ -58,7 +58,7 @@ def _counts(x: Tensor, kernel: list[int], stride: list[int], pads: Sides, counte
     for n, k, s, (before, after), (left, right) in zip(x.shape[2:], kernel, stride, pads, counted, strict=True):
         begin = torch.arange(0, n + before + after - k + 1, s, device=x.device) - before
         inside = torch.minimum(begin + k, torch.tensor(n + right, device=x.device)) - begin.clamp(min=-left)
-        total = total[..., None] * inside.clamp(min=0).to(x.dtype)
+        total = total[..., None] * inside.to(x.dtype)  # not positive for a window in the padding, as in Paddle
     return total
 
 

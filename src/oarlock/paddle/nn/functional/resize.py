@@ -172,8 +172,14 @@ def interpolate(
     plain = mode == "area" or (align_mode == 0 and not (mode == "nearest" and align_corners))
     plain = plain or (mode != "nearest" and align_corners) or (mode in ("nearest", "bicubic") and not align_corners)
     ones = mode in ("bilinear", "bicubic") and any(n == 1 < m for n, m in zip(sizes, first.shape[2:], strict=True))
-    odd = mode == "nearest" and any(s and n != s * m for n, s, m in zip(sizes, scales, first.shape[2:], strict=True))
-    if plain and not ones and not odd:  # torch rounds a scale that gives twice the size to 2
+    if tuple(sizes) == tuple(first.shape[2:]):
+        return x.clone()
+    # torch takes 1 and 2 for a scale that gives the same and twice the size.
+    odd = mode != "area" and any(
+        s and n != s * m and (n == m or mode == "nearest")
+        for n, s, m in zip(sizes, scales, first.shape[2:], strict=True)
+    )
+    if plain and not ones and not odd:
         kept = None if None in scales or mode == "area" else [float(s) for s in scales if s is not None]
         asked = sizes if kept is None else None
         return channels_back(F.interpolate(first, asked, kept, mode, corners, antialias=antialias), layout)
