@@ -35,6 +35,29 @@ def test_torchs_spelling_of_a_conflicting_name_names_compat(name: str) -> None:
         getattr(paddle.compat, name)(X, axis=1)
 
 
+def test_all_wrong_spellings_are_named_together() -> None:
+    with pytest.raises(TypeError, match=r"paddle.max\(\) received unexpected keyword arguments 'dim', 'input'"):
+        paddle.max(input=X, dim=1)
+    with pytest.raises(TypeError, match=r"'axis'. \nDid you mean to use paddle.nn.functional.softmax\(\) instead"):
+        paddle.softmax(X, axis=1)
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("Linear", {"weight_attr": None}),
+        ("AvgPool2D", {"exclusive": True}),
+        ("Softmax", {"axis": 1}),
+        ("Unfold", {"kernel_sizes": 2}),
+        ("MultiheadAttention", {"need_weights": True}),
+    ],
+)
+def test_torchs_modules_refuse_paddles_arguments(name: str, wrong: dict[str, object]) -> None:
+    with pytest.raises(TypeError, match=rf"Did you mean to use paddle.nn.{name}\(\) instead"):
+        getattr(paddle.compat.nn, name)(**wrong)
+    assert isinstance(paddle.compat.nn.Linear(2, 3), torch.nn.Linear)
+
+
 def test_compat_is_torch() -> None:
     assert torch.equal(paddle.compat.max(X, dim=1).indices, torch.tensor([2, 2]))
     assert [part.shape[0] for part in paddle.compat.split(torch.arange(5), 2)] == [2, 2, 1]

@@ -12,7 +12,7 @@ namespaces, the tensor methods, the strict mode, the stubs and the coverage page
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -79,6 +79,7 @@ def api(
     at: str = "paddle",
     variadic: str = "",
     compat: str = "",
+    instead: str = "",
     out: bool = True,
     bare: bool = False,
     **aliases: str,
@@ -88,8 +89,9 @@ def api(
     Args:
         names: further names, separated by spaces; `bare` leaves the function's own name out.
         variadic: the parameter that may also be given as several integers.
-        compat: torch spellings, separated by spaces, that Paddle gives another meaning: they raise and name
-            `paddle.compat.<function>`.
+        compat: spellings, separated by spaces, of the other convention, which means something else by the name: they
+            raise and name the function that takes them.
+        instead: the full name of that function, `paddle.compat.<function>` if it is not given.
         out: whether `out=` is taken.
         aliases: parameter -> its further spellings, separated by spaces ("" for none of the usual ones).
     """
@@ -103,7 +105,8 @@ def api(
         forbidden = tuple(compat.split())
         spelling = _spellings(implementation, aliases, forbidden)
         slot: dict[str, Any] = {}
-        function = _public(implementation, full[0], spelling, variadic, out, forbidden, slot)
+        other = instead or f"paddle.compat.{full[0].removeprefix('paddle.')}"
+        function = _public(implementation, full[0], spelling, variadic, out, forbidden, other, slot)
         declaration = Declaration(
             full, function, inspect.signature(function), spelling, forbidden, variadic, implementation, slot
         )
@@ -138,13 +141,14 @@ def _public(
     variadic: str,
     takes_out: bool,
     forbidden: tuple[str, ...],
+    instead: str,
     slot: dict[str, Any],
 ) -> Callable[..., Any]:
     signature = inspect.signature(implementation)
     own_out = "out" in signature.parameters or not takes_out
     slot.update(_call=implementation, _=NOT_GIVEN, _write=write, _both=_both, _lacks=_lacks, _name=_check_name)
     slot.update(_refuse=_refuse)
-    source = _source(signature, full, spelling, own_out, forbidden, slot)
+    source = _source(signature, full, spelling, own_out, forbidden, instead, slot)
     exec(compile(source, f"<{full}>", "exec"), slot)
     call = slot["_public"]
     if variadic:
@@ -164,6 +168,7 @@ def _source(
     spelling: Mapping[str, str],
     own_out: bool,
     forbidden: tuple[str, ...],
+    instead: str,
     slot: dict[str, Any],
 ) -> str:
     """The text of the public function: each spelling a parameter, one call of the implementation."""
@@ -199,7 +204,13 @@ def _source(
     if not own_out:
         after.append("out=None")
     after += [f"{word}=_" for word in (*spelling, *forbidden)]
-    refusals = [line for word in forbidden for line in (f"if {word} is not _:", f" _refuse({full!r}, {word!r})")]
+    refusals: list[str] = []
+    if forbidden:
+        given = ", ".join(f"{word}={word}" for word in forbidden)
+        refusals = [
+            f"if {' or '.join(f'{word} is not _' for word in forbidden)}:",
+            f" _refuse({full!r}, {instead!r}, {given})",
+        ]
     call = f"_call({', '.join(passed)})"
     if not own_out:
         body += ["if out is not None:", f" return _write({call}, out)"]
@@ -228,10 +239,16 @@ def _check_name(full: str, name: Any) -> None:
         raise TypeError(f"{full}() got one argument too many, {name!r}; Paddle's `name` would be a string")
 
 
-def _refuse(full: str, word: str) -> NoReturn:
-    raise TypeError(
-        f"{full}() received unexpected keyword argument '{word}'. \n"
-        f"Did you mean to use paddle.compat.{full.removeprefix('paddle.')}() instead?"
+def _refuse(full: str, instead: str, **given: Any) -> NoReturn:
+    raise wrong_spelling(full, [word for word, value in given.items() if value is not NOT_GIVEN], instead)
+
+
+def wrong_spelling(full: str, words: Iterable[str], instead: str) -> TypeError:
+    """The error of a keyword that belongs to the other convention: it names the function that takes it."""
+    found = sorted(words)
+    return TypeError(
+        f"{full}() received unexpected keyword argument{'s' * (len(found) > 1)} {', '.join(map(repr, found))}. \n"
+        f"Did you mean to use {instead}() instead?"
     )
 
 

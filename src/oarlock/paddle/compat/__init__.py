@@ -5,7 +5,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.nn import Unfold
 
 from oarlock.paddle.compat import nn
 from oarlock.paddle.compat.proxy import (
@@ -54,6 +53,7 @@ median = _declare("median", torch.median, "x axis")
 nanmedian = _declare("nanmedian", torch.nanmedian, "x axis")
 unique = _declare("unique", torch.unique, "x axis")
 equal = _declare("equal", torch.equal, "x y")
+Unfold = nn.Unfold
 softmax = torch_spelling("paddle.compat.softmax", _softmax, "x axis name", "paddle.nn.functional.softmax")
 slogdet = torch.slogdet
 seed = torch.seed
