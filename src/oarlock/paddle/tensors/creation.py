@@ -23,7 +23,7 @@ def finish(tensor: Tensor, requires_grad: bool = False, pin_memory: bool = False
     return tensor.requires_grad_() if requires_grad else tensor
 
 
-def _number(value: Any, dtype: torch.dtype) -> Any:
+def number_of(value: Any, dtype: torch.dtype) -> Any:
     """A value as a number of `dtype`, as a cast would make it: infinite, wrapped around, without imaginary part."""
     value = float(value) if isinstance(value, str) else as_number(value)
     if isinstance(value, builtins.complex) and not dtype.is_complex:
@@ -97,7 +97,7 @@ def full(
 ) -> Tensor:
     """A tensor filled with one value. An integer gives the default dtype (float32), where torch gives int64."""
     kind = _default(dtype, 1.0 if isinstance(fill_value, Tensor) else as_number(fill_value))
-    made = torch.full(as_ints(shape), _number(fill_value, kind), dtype=kind, device=as_device(device))
+    made = torch.full(as_ints(shape), number_of(fill_value, kind), dtype=kind, device=as_device(device))
     return finish(made, requires_grad, pin_memory)
 
 
@@ -156,7 +156,7 @@ def full_like(
 ) -> Tensor:
     """One value in the shape, dtype and device of `x`."""
     where = _like(x, dtype, device)
-    made = torch.full_like(x, _number(fill_value, where["dtype"]), **where)
+    made = torch.full_like(x, number_of(fill_value, where["dtype"]), **where)
     return finish(made, requires_grad, pin_memory)
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from oarlock.paddle.declare import api, write
 from oarlock.paddle.dtypes import as_ints, as_number
+from oarlock.paddle.tensors.creation import number_of
 
 REDUCTIONS = {
     "add": "sum",
@@ -29,8 +30,8 @@ def _is_dim(value: Any) -> bool:
 @api()
 def gather(x: Tensor, index: Any, axis: Any = None, *, out: Tensor | None = None) -> Tensor:
     """The slices `index` along `axis` (0). With `(x, dim, index)`, torch's elementwise gather."""
-    if _is_dim(index) or (isinstance(axis, Tensor) and axis.ndim and isinstance(index, Tensor)):
-        made = torch.gather(x, int(as_number(index)), axis)
+    if _is_dim(index):
+        made = torch.gather(x, index, axis)
     elif isinstance(index, Tensor) and index.ndim > 1 and axis is not None and index.shape[-1] != 1:
         made = torch.gather(x, int(as_number(axis)), index)
     else:
@@ -60,7 +61,7 @@ def index_select(x: Tensor, index: Any, axis: Any = 0) -> Tensor:
     """The slices `index` along `axis`; `(x, dim, index)` too."""
     if _is_dim(index):
         index, axis = axis, index
-    return torch.index_select(x, axis, _wrapped(index, x.shape[axis]))
+    return torch.index_select(x, axis, _wrapped(index.long().flatten(), x.shape[axis]))
 
 
 @api()
@@ -74,7 +75,7 @@ def index_add(x: Tensor, index: Any, axis: Any, value: Tensor, alpha: Any = 1) -
     """`x` with `alpha·value` added to the slices `index` along `axis`; `(x, dim, index, source)` too."""
     if _is_dim(index):
         index, axis = axis, index
-    return torch.index_add(x, axis, index, value, alpha=as_number(alpha))
+    return torch.index_add(x, axis, _wrapped(index.flatten(), x.shape[axis]), value, alpha=as_number(alpha))
 
 
 @api()
@@ -84,7 +85,8 @@ def index_fill(x: Tensor, index: Any, axis: Any, value: Any) -> Tensor:
         index, axis = axis, index
     if x.numel() == 0:
         return x.clone()
-    return torch.index_fill(x, axis, index.long(), as_number(value) if not isinstance(value, Tensor) else value)
+    rows = _wrapped(index.long(), x.shape[axis])
+    return torch.index_fill(x, axis, rows, value.squeeze() if isinstance(value, Tensor) else value)
 
 
 @api(value="values")
@@ -94,19 +96,19 @@ def index_put(x: Tensor, indices: Sequence[Tensor], value: Any, accumulate: bool
     return torch.index_put(x, tuple(indices), value.to(x.dtype), accumulate)
 
 
-@api()
+@api(updates="src value")
 def scatter(
-    x: Tensor, index: Any, updates: Any, overwrite: Any = True, *, dim: int | None = None, src: Any = None
+    x: Tensor, index: Any, updates: Any, overwrite: Any = True, *, dim: int | None = None, reduce: str | None = None
 ) -> Tensor:
     """`x` with the rows `index` set to (or summed from, if not `overwrite`) the rows of `updates`.
 
-    `(x, dim, index, src)` is torch's elementwise scatter.
+    `(x, dim, index, src)` is torch's elementwise scatter, with a `reduce` of "add" or "multiply" too.
     """
-    if dim is not None:
-        return torch.scatter(x, dim, index, updates if src is None else src)
     if _is_dim(index):
-        return torch.scatter(x, index, updates, overwrite)
-    rows = index.flatten().long()
+        dim, index, updates = index, updates, overwrite
+    if dim is not None:
+        return put_along_axis(x, index, updates, dim, reduce or "assign", broadcast=False)
+    rows = _wrapped(index.flatten().long(), x.shape[0])
     updates = updates.to(x.dtype)
     if overwrite:
         return torch.index_copy(x, 0, rows, updates.reshape(rows.shape[0], *x.shape[1:]))
@@ -135,7 +137,7 @@ def scatter_nd(index: Tensor, updates: Tensor, shape: Any) -> Tensor:
 @api()
 def scatter_add(input: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
     """`input` with `src` added at `index` along `dim`."""
-    return torch.scatter_add(input, dim, index.long(), src)
+    return torch.scatter_add(input, dim, index.long(), _corner(src, index))
 
 
 @api()
@@ -143,7 +145,13 @@ def scatter_reduce(
     input: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, *, include_self: bool = True
 ) -> Tensor:
     """`input` reduced with `src` at `index` along `dim`: sum, prod, mean, amin, amax."""
-    return torch.scatter_reduce(input, dim, index.long(), src, REDUCTIONS[reduce], include_self=include_self)
+    parts = _corner(src, index)
+    return torch.scatter_reduce(input, dim, index.long(), parts, REDUCTIONS[reduce], include_self=include_self)
+
+
+def _corner(src: Tensor, index: Tensor) -> Tensor:
+    """What `index` uses of `src`; a gradient needs the same shape."""
+    return src[tuple(builtins.slice(size) for size in index.shape)]
 
 
 @api("take_along_dim", arr="input x", indices="index")
@@ -152,6 +160,13 @@ def take_along_axis(arr: Tensor, indices: Tensor, axis: int, broadcast: bool = T
     indices = indices.long()
     indices = torch.where(indices < 0, indices + arr.shape[axis], indices)
     return torch.take_along_dim(arr, indices, axis) if broadcast else torch.gather(arr, axis, indices)
+
+
+def _last_writers(arr: Tensor, indices: Tensor, axis: int) -> Tensor:
+    """Which of the values written to one place stays: of equal indices, only one has a gradient."""
+    order = torch.arange(indices.numel(), device=arr.device).view(indices.shape)
+    written = torch.zeros(arr.shape, dtype=torch.int64, device=arr.device).scatter(axis, indices, order)
+    return written.gather(axis, indices) == order
 
 
 @api(arr="input x", indices="index", values="value src")
@@ -165,8 +180,8 @@ def put_along_axis(
     broadcast: bool = True,
 ) -> Tensor:
     """`arr` with `values` put, or reduced (add, mul, mean, amin, amax), at `indices` along `axis`."""
-    indices = indices.long()
-    values = values if isinstance(values, Tensor) else torch.tensor(values)
+    indices = _wrapped(indices.long(), arr.shape[axis])
+    values = values if isinstance(values, Tensor) else torch.tensor(values, device=arr.device)
     values = values.to(arr.dtype)
     if broadcast:
         shape = list(arr.shape)
@@ -175,9 +190,11 @@ def put_along_axis(
             torch.broadcast_shapes(indices.shape, [n if d != axis % arr.ndim else 1 for d, n in enumerate(shape)])
         )
         values = values.expand(indices.shape)
-    elif values.ndim == 0:
-        values = values.expand(indices.shape)
+    else:
+        values = values.expand(indices.shape) if values.ndim == 0 else _corner(values, indices)
     if reduce == "assign":
+        if values.requires_grad:
+            values = torch.where(_last_writers(arr, indices, axis), values, values.detach())
         return torch.scatter(arr, axis, indices, values)
     if reduce not in REDUCTIONS:
         raise ValueError(f"reduce must be 'assign' or one of {', '.join(REDUCTIONS)}, not {reduce!r}")
@@ -193,11 +210,9 @@ def masked_select(x: Tensor, mask: Tensor) -> Tensor:
 @api()
 def masked_fill(x: Tensor, mask: Tensor, value: Any) -> Tensor:
     """`x` with `value` where `mask` holds."""
-    return (
-        torch.where(mask.bool(), value.to(x.dtype), x)
-        if isinstance(value, Tensor)
-        else torch.masked_fill(x, mask.bool(), value)
-    )
+    if isinstance(value, Tensor):
+        return torch.where(mask.bool(), value.to(x.dtype).reshape([]) if value.numel() == 1 else value.to(x.dtype), x)
+    return torch.masked_fill(x, mask.bool(), number_of(value, x.dtype))
 
 
 @api(value="source")
