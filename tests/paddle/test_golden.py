@@ -23,7 +23,7 @@ def _patched() -> Iterator[None]:
 
 
 def recorded(expression: str) -> Any:
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)
     return evaluate(expression, paddle)
 
 
