@@ -362,9 +362,9 @@ def cross_entropy(
 ) -> Tensor: ...
 def ctc_loss(
     log_probs: torch.Tensor,
-    labels: torch.Tensor,
-    input_lengths: torch.Tensor,
-    label_lengths: torch.Tensor,
+    labels: torch.Tensor = ...,
+    input_lengths: torch.Tensor = ...,
+    label_lengths: torch.Tensor = ...,
     blank: builtins.int = ...,
     reduction: builtins.str = ...,
     norm_by_times: builtins.bool = ...,
@@ -372,6 +372,8 @@ def ctc_loss(
     name: builtins.str | None = ...,
     *,
     out: Any = ...,
+    targets: torch.Tensor = ...,
+    target_lengths: torch.Tensor = ...,
 ) -> Tensor: ...
 def diag_embed(
     input: torch.Tensor = ...,
@@ -603,6 +605,7 @@ def gaussian_nll_loss(
     out: Any = ...,
     x: torch.Tensor = ...,
     target: torch.Tensor = ...,
+    var: torch.Tensor = ...,
     eps: builtins.float = ...,
 ) -> Tensor: ...
 def gelu(
@@ -655,6 +658,7 @@ def gumbel_softmax(
     *,
     out: Any = ...,
     input: torch.Tensor = ...,
+    tau: builtins.float = ...,
     dim: builtins.int = ...,
 ) -> Tensor: ...
 def hardshrink(
@@ -664,6 +668,7 @@ def hardshrink(
     *,
     out: Any = ...,
     input: torch.Tensor = ...,
+    lambd: builtins.float = ...,
 ) -> Tensor: ...
 def hardsigmoid(
     x: torch.Tensor = ...,
@@ -1368,6 +1373,7 @@ def softshrink(
     *,
     out: Any = ...,
     input: torch.Tensor = ...,
+    lambd: builtins.float = ...,
 ) -> Tensor: ...
 def softsign(
     x: torch.Tensor = ..., name: builtins.str | None = ..., *, out: Any = ..., input: torch.Tensor = ...

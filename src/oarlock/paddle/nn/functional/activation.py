@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from oarlock import ops
-from oarlock.paddle.declare import api
+from oarlock.paddle.declare import REGISTRY, api
 from oarlock.paddle.dtypes import DTypeLike, as_dtype
 
 AT = "paddle.nn.functional"
@@ -187,7 +187,9 @@ def swiglu(x: Tensor, y: Tensor | None = None) -> Tensor:
     return ops.swiglu(x, y)
 
 
-def _declare_inplace(name: str, function: Callable[..., Tensor]) -> None:
+def _declare_inplace(name: str) -> None:
+    function = REGISTRY[f"{AT}.{name}"].function
+
     def call(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         source = x.clone() if torch.is_grad_enabled() and x.requires_grad else x  # what the gradient needs of x
         return x.copy_(function(source, *args, **kwargs))
@@ -196,12 +198,5 @@ def _declare_inplace(name: str, function: Callable[..., Tensor]) -> None:
     api(at=AT, out=False)(call)
 
 
-for _name, _function in (
-    ("relu", F.relu),
-    ("elu", elu),
-    ("hardtanh", hardtanh),
-    ("leaky_relu", leaky_relu),
-    ("softmax", softmax),
-    ("thresholded_relu", thresholded_relu),
-):
-    _declare_inplace(_name, _function)
+for _name in ("relu", "elu", "hardtanh", "leaky_relu", "softmax", "thresholded_relu"):
+    _declare_inplace(_name)

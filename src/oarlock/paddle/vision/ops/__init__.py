@@ -4,6 +4,7 @@
 from oarlock.paddle.declare import exports as _exports
 from oarlock.paddle.vision.ops import boxes as _boxes
 from oarlock.paddle.vision.ops import deformable as _deformable
+from oarlock.paddle.vision.ops import proposals as _proposals
 from oarlock.paddle.vision.ops import regions as _regions
 
 globals().update(_exports(_boxes.AT))

@@ -17,11 +17,13 @@ def _suppressed(boxes: Tensor, threshold: float) -> Tensor:
     area = (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
     corner = torch.maximum(boxes[:, None, :2], boxes[None, :, :2])
     shared = (torch.minimum(boxes[:, None, 2:], boxes[None, :, 2:]) - corner).clamp(min=0).prod(-1)
-    overlaps = (shared / (area[:, None] + area - shared) > threshold).tolist()
+    overlaps = (shared / (area[:, None] + area - shared) > threshold).cpu()
     kept: list[int] = []
-    for i in range(len(overlaps)):
-        if not any(overlaps[j][i] for j in kept):
+    gone = torch.zeros(len(boxes), dtype=torch.bool)
+    for i in range(len(boxes)):
+        if not gone[i]:
             kept.append(i)
+            gone |= overlaps[i]
     return torch.tensor(kept, dtype=torch.int64, device=boxes.device)
 
 
