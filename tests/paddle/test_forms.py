@@ -1,8 +1,6 @@
 """Every recorded call, written in the other forms that its declaration allows, gives the recorded answer."""
 
 import ast
-import json
-from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,9 +9,9 @@ import torch
 
 import oarlock.paddle as paddle
 from oarlock.paddle.conventions import TENSOR_METHODS
-from paddle_cases import GOLDEN, environment, evaluate, plain
+from paddle_cases import environment, evaluate, plain
 from paddle_comparison import assert_all_same
-from paddle_forms import FORMS, declared, functions_of, rewritten
+from paddle_forms import FORMS, declared, few_of_each, rewritten
 
 # Recorded calls reach for edges (empty sums, complex to real) of which torch warns once a process.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -21,24 +19,6 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 # of int32, the gradient of a mean over NaN, the unused triangle of a Cholesky factor, a change in place of integers.
 CORNERS = {"sgn", "sign", "sum", "prod", "nanmean", "cholesky_inverse", "logical_not_", "frac_"}
 CORNERS |= {"log_", "log10_", "log1p_", "log2_"}
-CALLS_OF_EACH = 12  # of one function: enough for its parameters, few enough for the time of a test
-
-
-def few_of_each() -> dict[str, Any]:
-    """Recorded calls and their answers, not more of one function than `CALLS_OF_EACH`."""
-    found: dict[str, Any] = {}
-    counts: Counter[str] = Counter()
-    for path in sorted(GOLDEN.glob("*.json")):
-        if path.stem == "strict":
-            continue
-        for expression, answer in json.loads(path.read_text(encoding="utf-8")).items():
-            names = {declaration.names[0] for declaration in functions_of(expression)}
-            if names and min(counts[name] for name in names) < CALLS_OF_EACH:
-                counts.update(names)
-                found[expression] = answer
-    return found
-
-
 ANSWERS = few_of_each()
 
 

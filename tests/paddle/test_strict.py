@@ -12,20 +12,24 @@ from oarlock.paddle.strict import StrictTensor
 from oarlock.paddle.strict_types import Size
 from paddle_cases import GOLDEN, evaluate
 from paddle_comparison import assert_all_same
+from paddle_forms import few_of_each
 
 # Recorded calls reach for edges (empty sums, complex to real) of which torch warns once a process.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 X = torch.arange(6.0).reshape(2, 3)
 
 
-@pytest.mark.parametrize("topic", sorted(path.stem for path in GOLDEN.glob("*.json")))
-def test_every_recorded_call_answers_the_same_in_strict_mode(topic: str) -> None:
+CONVENTIONS = json.loads((GOLDEN / "strict.json").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("answers", [CONVENTIONS, few_of_each()], ids=["conventions", "functions"])
+def test_every_recorded_call_answers_the_same_in_strict_mode(answers: dict[str, object]) -> None:
     def evaluated(expression: str) -> object:
         torch.default_generator.manual_seed(0)
-        with paddle.strict():
-            return evaluate(expression, paddle)
+        return evaluate(expression, paddle)
 
-    assert_all_same(json.loads((GOLDEN / f"{topic}.json").read_text(encoding="utf-8")), evaluated)
+    with paddle.strict():
+        assert_all_same(answers, evaluated)
 
 
 def test_results_are_strict_inside_and_plain_outside() -> None:
