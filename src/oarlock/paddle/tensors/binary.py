@@ -11,12 +11,17 @@ from oarlock.paddle.dtypes import as_number
 
 
 def as_tensors(x: Any, y: Any) -> tuple[Tensor, Tensor]:
-    """Both as tensors; a number takes the dtype of the other one."""
+    """Both as tensors; a number takes the dtype of the other one, if that holds it."""
     if not isinstance(x, Tensor):
-        x = torch.as_tensor(x, dtype=y.dtype if isinstance(y, Tensor) else None)
+        x = torch.as_tensor(x, dtype=_fitting(x, y) if isinstance(y, Tensor) else None)
     if not isinstance(y, Tensor):
-        y = torch.as_tensor(y, dtype=x.dtype)
+        y = torch.as_tensor(y, dtype=_fitting(y, x))
     return x, y
+
+
+def _fitting(value: Any, beside: Tensor) -> torch.dtype:
+    value = as_number(value)
+    return torch.result_type(beside, value) if isinstance(value, (int, float, complex)) else beside.dtype
 
 
 def alike(x: Any, y: Any) -> tuple[Tensor, Tensor]:
@@ -41,6 +46,8 @@ def _atan2(x: Any, y: Any) -> Tensor:
 
 
 def _copysign(x: Any, y: Any) -> Tensor:
+    if isinstance(x, Tensor) and not isinstance(y, Tensor):
+        return torch.copysign(x, y).to(x.dtype)
     x, y = as_tensors(x, y)
     return torch.copysign(x, y).to(torch.result_type(x, y))
 

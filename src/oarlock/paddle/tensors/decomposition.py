@@ -175,6 +175,8 @@ def matrix_exp(x: Tensor) -> Tensor:
 def matrix_rank(x: Tensor, tol: Any = None, hermitian: bool = False, atol: Any = None, rtol: Any = None) -> Tensor:
     """The number of singular values above a tolerance (`tol` is absolute)."""
     if tol is not None:
+        if atol is not None or rtol is not None:
+            raise ValueError("matrix_rank() takes tol alone, or atol and rtol")
         atol, rtol = tol, 0.0
     if isinstance(atol, Tensor) or isinstance(rtol, Tensor):
         atol, rtol = (t if t is None else torch.as_tensor(t, dtype=x.real.dtype, device=x.device) for t in (atol, rtol))

@@ -80,7 +80,7 @@ def cross(x: Tensor, y: Tensor, axis: int = 9) -> Tensor:
 @api("paddle.linalg.vecdot")
 def vecdot(x: Tensor, y: Tensor, axis: int = -1) -> Tensor:
     """The inner products along `axis`."""
-    return torch.linalg.vecdot(x, y, dim=axis)
+    return torch.linalg.vecdot(*_alike(x, y), dim=axis)
 
 
 @api(x="mat1 batch1", y="mat2 batch2", input="")

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from oarlock.paddle.declare import api
 from oarlock.paddle.dtypes import as_dtype, as_ints
-from oarlock.paddle.tensors.binary import alike, into
+from oarlock.paddle.tensors.binary import alike
 
 COMPARISONS: dict[str, tuple[Callable[..., Tensor], str]] = {
     "equal": (torch.eq, "eq"),
@@ -31,8 +31,8 @@ def _declare(name: str, function: Callable[..., Tensor], more: str) -> None:
 
 
 def _declare_logical(name: str, function: Callable[..., Tensor]) -> None:
-    def call(x: Tensor, y: Any, out: Tensor | None = None) -> Tensor:
-        return into(function(x, y), out)
+    def call(x: Tensor, y: Any) -> Tensor:
+        return function(x, y)
 
     call.__name__ = name
     call.__doc__ = f"`{name}` of the elements of `x` and `y`, broadcast; numbers count as true unless 0."
@@ -46,9 +46,9 @@ for _name, _function in LOGICAL.items():
 
 
 @api()
-def logical_not(x: Tensor, out: Tensor | None = None) -> Tensor:
+def logical_not(x: Tensor) -> Tensor:
     """Whether elements are zero."""
-    return into(torch.logical_not(x), out)
+    return torch.logical_not(x)
 
 
 @api()

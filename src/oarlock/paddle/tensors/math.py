@@ -1,5 +1,6 @@
 """Elementwise arithmetic. Function by function as torch's unless the docstring says otherwise."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,8 +12,8 @@ from oarlock.paddle.dtypes import as_number
 from oarlock.paddle.tensors.binary import is_inexact
 
 SAME = """
-abs acos acosh angle asin asinh atan atanh ceil conj cos cosh deg2rad digamma erf erfinv exp expm1 floor i0
-isfinite isinf isnan isneginf isposinf isreal lgamma log log10 log1p log2 neg positive rad2deg reciprocal rsqrt
+abs acos acosh angle asin asinh atan atanh ceil conj cos cosh digamma erf erfinv exp expm1 floor i0
+isfinite isinf isnan isneginf isposinf isreal lgamma log log10 log1p log2 neg positive reciprocal rsqrt
 sigmoid signbit sin sinc sinh sqrt square tan tanh trunc
 """
 UNARY: dict[str, Callable[[Tensor], Tensor]] = {name: getattr(torch, name) for name in SAME.split()} | {
@@ -23,6 +24,8 @@ UNARY: dict[str, Callable[[Tensor], Tensor]] = {name: getattr(torch, name) for n
     "i1e": torch.special.i1e,
     "imag": lambda x: torch.imag(x),
     "real": lambda x: torch.real(x) if x.is_complex() else x,
+    "deg2rad": lambda x: x * (math.pi / 180) if x.is_complex() else torch.deg2rad(x),
+    "rad2deg": lambda x: x * (180 / math.pi) if x.is_complex() else torch.rad2deg(x),
     "frac": lambda x: torch.frac(x) if x.is_floating_point() else torch.zeros_like(x),
     "sgn": lambda x: torch.sgn(x) if x.is_complex() else sign(x),
     "sign": lambda x: torch.sgn(x) if x.is_complex() else sign(x),
@@ -160,6 +163,8 @@ def diff(x: Tensor, n: int = 1, axis: int = -1, prepend: Tensor | None = None, a
 def trapezoid(y: Tensor, x: Tensor | None = None, dx: Any = None, axis: int = -1) -> Tensor:
     """The integral by the trapezoidal rule along `axis`, over the points `x` or steps `dx` (1)."""
     if x is not None:
+        if dx is not None:
+            raise ValueError("give the points x or the steps dx, not both")
         return torch.trapezoid(y, x, dim=axis)
     return _areas(y, dx, axis).sum(axis)
 
@@ -168,6 +173,8 @@ def trapezoid(y: Tensor, x: Tensor | None = None, dx: Any = None, axis: int = -1
 def cumulative_trapezoid(y: Tensor, x: Tensor | None = None, dx: Any = None, axis: int = -1) -> Tensor:
     """The running integral by the trapezoidal rule along `axis`."""
     if x is not None:
+        if dx is not None:
+            raise ValueError("give the points x or the steps dx, not both")
         return torch.cumulative_trapezoid(y, x, dim=axis)
     return _areas(y, dx, axis).cumsum(axis)
 

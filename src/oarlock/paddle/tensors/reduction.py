@@ -18,6 +18,16 @@ def all_dims(x: Tensor, axis: Any) -> tuple[int, ...]:
     return tuple(builtins.range(x.ndim)) if dims is None else dims
 
 
+def _sorted_dims(x: Tensor, axis: Any) -> list[int]:
+    rank = builtins.max(x.ndim, 1)
+    dims = all_dims(x, axis)
+    if wrong := [dim for dim in dims if not -rank <= dim < rank]:
+        raise IndexError(f"axis {wrong[0]} is out of the range [{-rank}, {rank}) of a tensor of shape {list(x.shape)}")
+    if len({dim % rank for dim in dims}) < len(dims):
+        raise ValueError(f"axis names a dimension twice: {list(dims)}")
+    return sorted(dim % rank for dim in dims)
+
+
 KEPT = (torch.int8, torch.int16, torch.uint8)  # dtypes whose sums stay in them
 
 
@@ -73,7 +83,7 @@ def prod(
         made = torch.prod(x, dtype=dtype)
     else:
         made = x if dtype is None else x.to(dtype)
-        for dim in sorted((d % builtins.max(x.ndim, 1) for d in all_dims(x, axis)), reverse=True):
+        for dim in reversed(_sorted_dims(x, axis)):
             made = torch.prod(made, dim, keepdim, dtype=dtype)
     return made if out is None else write(made, out)
 
@@ -154,7 +164,7 @@ def std(
 
 def _last(x: Tensor, axis: Any) -> tuple[Tensor, list[int]]:
     """The dimensions of `axis` moved to the end as one, and the shape with ones in their place."""
-    dims = sorted({d % builtins.max(x.ndim, 1) for d in all_dims(x, axis)})
+    dims = _sorted_dims(x, axis)
     kept = [1 if d in dims else size for d, size in enumerate(x.shape)]
     if x.ndim == 0:
         return x.reshape(1), []

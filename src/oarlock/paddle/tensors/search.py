@@ -147,6 +147,8 @@ def histogram(
     density: bool = False,
 ) -> Tensor:
     """Counts in `bins` equal bins from `min` to `max` (equal: of the data); int64 without weights and density."""
+    if float(min) > float(max):
+        raise ValueError(f"histogram() got min {float(min)} above max {float(max)}")
     low, high = _range(input, *((0.0, 0.0) if min == max else (float(min), float(max))))
     values = input.flatten().to(torch.float64)
     inside = (values >= low) & (values <= high)
