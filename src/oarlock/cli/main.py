@@ -21,6 +21,7 @@ COMMANDS = {
     "convert": "rewrite a checkpoint or a Hugging Face folder as another",
     "memory": "look at a recording or snapshot of memory",
     "debug": "record, draw and compare what a training does",
+    "compile": "where torch.compile cannot follow a model",
     "plan": "parameters, FLOPs and memory of a configuration, without allocating",
     "bench": "run a benchmark and compare it with an earlier one",
     "paddle": "what of Paddle's API exists on torch",

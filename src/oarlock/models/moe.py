@@ -105,7 +105,7 @@ class Experts(nn.Module):
         self.up_proj = nn.Parameter(torch.empty(num_experts, intermediate_size, hidden_size))
         self.down_proj = nn.Parameter(torch.empty(num_experts, hidden_size, intermediate_size))
 
-    def forward(self, x_ME: Tensor, counts: tuple[int, ...]) -> Tensor:
+    def forward(self, x_ME: Tensor, counts: tuple[int, ...] | Tensor) -> Tensor:
         gate_MF = ops.grouped_matmul(x_ME, self.gate_proj, counts)
         up_MF = ops.grouped_matmul(x_ME, self.up_proj, counts)
         return ops.grouped_matmul(ops.swiglu(gate_MF, up_MF), self.down_proj, counts)
@@ -125,7 +125,7 @@ class ClampedExperts(nn.Module):
         self.down_proj = nn.Parameter(torch.empty(num_experts, intermediate_size, hidden_size))
         self.down_proj_bias = nn.Parameter(torch.empty(num_experts, hidden_size))
 
-    def forward(self, x_ME: Tensor, counts: tuple[int, ...]) -> Tensor:
+    def forward(self, x_ME: Tensor, counts: tuple[int, ...] | Tensor) -> Tensor:
         gate_up_M2F = ops.grouped_matmul(x_ME, self.gate_up_proj.mT, counts, self.gate_up_proj_bias)
         y_MF = ops.clamped_swiglu(gate_up_M2F, self.alpha, self.limit)
         return ops.grouped_matmul(y_MF, self.down_proj.mT, counts, self.down_proj_bias)

@@ -25,7 +25,13 @@ class Routing:
 
     def load(self) -> Tensor:
         """int64 [X]: how many tokens chose each expert."""
-        return torch.bincount(self.experts_NK.flatten(), minlength=self.scores_NX.shape[1])
+        return count_choices(self.experts_NK.flatten(), self.scores_NX.shape[1])
+
+
+def count_choices(experts_M: Tensor, num_experts: int) -> Tensor:
+    """int64 [X]: how often each expert was chosen. A bincount, whose shape would depend on values in a graph."""
+    counts_X = torch.zeros(num_experts, dtype=torch.int64, device=experts_M.device)
+    return counts_X.scatter_add_(0, experts_M, torch.ones_like(experts_M))
 
 
 def route(

@@ -33,6 +33,7 @@ _PATHS = (
     "train.out",
     "memory.record",
     "memory.tier",
+    "compile.cache",
 )
 
 _COMMAND_LINE = "command line"
@@ -172,6 +173,8 @@ class TrainSection:
     """CPU threads; 0 = leave as torch chose."""
     activation_checkpointing: bool = False
     """Recompute each block in the backward pass."""
+    compile: bool = False
+    """Compile each block with torch.compile; see the section [compile]."""
     eval_every: int = 100
     """Steps between evaluations (also before step 1 and at the end); 0 = only those two."""
     log_every: int = 10
@@ -182,6 +185,18 @@ class TrainSection:
     """Write TensorBoard event files beside metrics.jsonl."""
     sample: str = "auto"
     """Prompt continued at the end of the run; auto = the first words of a held-out document, empty = none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompileConfig:
+    """How blocks are compiled where train.compile = true."""
+
+    cache: str = ""
+    """Folder that keeps compiled code for later runs; empty = none."""
+    max_breaks: int = -1
+    """More graph breaks than this in the first two steps end the run; -1 = only tell."""
+    backend: str = "inductor"
+    """Of torch.compile. On a GPU inductor also records CUDA graphs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -278,6 +293,7 @@ class TrainConfig:
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     train: TrainSection = field(default_factory=TrainSection)
+    compile: CompileConfig = field(default_factory=CompileConfig)
     dpo: DpoConfig = field(default_factory=DpoConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     ema: EmaConfig = field(default_factory=EmaConfig)
@@ -298,6 +314,17 @@ class TrainConfig:
                 raise ValueError(
                     "memory.budget chooses itself what is computed again; set train.activation_checkpointing = false"
                 )
+        if self.train.compile:
+            for key, value in {
+                "memory.budget": self.memory.budget,
+                "memory.record": self.memory.record,
+                "debug.errors": self.debug.errors,
+            }.items():
+                if value:
+                    raise ValueError(
+                        f"{key} looks at single operations, which compiled blocks do not have; unset it or "
+                        "train.compile"
+                    )
         shortest = LEAST_CHUNK * self.parallel.context
         if self.parallel.context > 1 and self.data.sequence_length < shortest:
             raise ValueError(

@@ -75,6 +75,7 @@ _LIMITS: dict[str, Limit] = {
     "train.seed": Limit(0, 2**63 - 1),
     "train.threads": Limit(0, MAX_THREADS),
     "parallel.data": Limit(-1, _LARGEST_INTEGER),
+    "compile.max_breaks": Limit(-1, _LARGEST_INTEGER),
 }
 
 

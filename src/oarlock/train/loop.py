@@ -29,6 +29,7 @@ from oarlock.ops.peak import matmul_peak
 from oarlock.parallel import Mesh
 from oarlock.train.budget import MemoryBudget, describe
 from oarlock.train.build import build_model, choose_device, decoder_config
+from oarlock.train.compiled import CompiledBlocks
 from oarlock.train.config import TrainConfig
 from oarlock.train.data import Batch, EvaluationLoader, PackedLoader
 from oarlock.train.divergence import NonFiniteLossError, dump_batches, dump_facts
@@ -134,6 +135,7 @@ class Trainer:
             self._announce(progress)
             optimizers = self.optimizers.values()
             cleanup.enter_context(recorded(self.config.memory, self.model, optimizers, self.device, self.rank))
+            compiled = self._compiled(progress)
             if self.config.memory.budget:
                 self.budget = self._new_budget(progress)
                 cleanup.enter_context(self.budget.opened())
@@ -144,7 +146,8 @@ class Trainer:
             while self.state.step < self.num_steps and not stopped_by:
                 batches = [self.loader.next_batch() for _ in range(train.accumulation)]
                 watched = self.recorder or nullcontext()
-                with self._within_budget(batches), span(f"step {self.state.step + 1}"), watched:
+                within = nullcontext() if compiled is None else compiled.step()
+                with within, self._within_budget(batches), span(f"step {self.state.step + 1}"), watched:
                     asked = self._step(batches, progress, stop)
                 if self.recorder is not None:
                     self.recorder.step()
@@ -160,6 +163,8 @@ class Trainer:
                 if train.gc_every and self.state.step % train.gc_every == 0:
                     gc.collect()
             checkpoint.finish_saves()
+            if compiled is not None:
+                compiled.save()
             finished = self.state.step == self.num_steps
             if finished:
                 self.mesh.first_rank_only(self._export)
@@ -302,6 +307,11 @@ class Trainer:
         if step > num_steps:
             raise ValueError(f"{saved.path} is at step {step}, beyond the {num_steps} steps asked for")
         return num_steps
+
+    def _compiled(self, progress: Progress) -> CompiledBlocks | None:
+        if not self.config.train.compile:
+            return None
+        return CompiledBlocks(self.config.compile, self.model, writes_cache=self.rank == 0, tell=progress.note)
 
     def _new_budget(self, progress: Progress) -> MemoryBudget:
         def tell(plan: Plan, state_bytes: int) -> None:
