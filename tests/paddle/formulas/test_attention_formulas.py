@@ -264,6 +264,45 @@ def check_layer() -> None:
     agree(grown, packed[1:].transpose(0, 1, 3, 2, 4))
 
 
+@formula("paddle.incubate.nn.functional.masked_multihead_attention")
+def check_decoding() -> None:
+    heads, key_heads, width, longest = 4, 2, 3, 6
+    x, cache = make(2, (heads + 2 * key_heads) * width).detach(), make(2, 2, key_heads, longest, width).detach()
+    bias, mask = make(heads + 2 * key_heads, width).detach(), make(2, 1, 1, 4).detach()
+    parts = (x.reshape(2, -1, width) + bias).numpy()
+    for lengths in (None, [1, 4]):
+        grown = cache.clone()
+        options: dict[str, Any] = {"src_mask": mask} if lengths is None else {}
+        if lengths is not None:
+            options = {"sequence_lengths": torch.tensor(lengths, dtype=torch.int32)[:, None]}
+        found, same = I.masked_multihead_attention(x, grown, bias, **options)
+        assert same is grown
+        for b in range(2):
+            at = 3 if lengths is None else lengths[b]
+            for h in range(heads):
+                g = h // (heads // key_heads)
+                keys = [*cache[0, b, g, :at].numpy(), parts[b, heads + g]]
+                values = [*cache[1, b, g, :at].numpy(), parts[b, heads + key_heads + g]]
+                scores = np.array([parts[b, h] @ key for key in keys]) / np.sqrt(width)
+                scores = scores + mask[b, 0, 0].numpy() if lengths is None else scores
+                powers = np.exp(scores)
+                agree(found[b, h * width : (h + 1) * width], powers @ np.array(values) / powers.sum())
+                agree(grown[0, b, g, at], keys[-1])
+                agree(grown[1, b, g, at], values[-1])
+    small, _ = I.masked_multihead_attention(x, cache.clone(), bias, mask, out_scale=0.3, quant_round_type=0)
+    wide, _ = I.masked_multihead_attention(x, cache.clone(), bias, mask)
+    assert small.dtype == torch.int8
+    agree(small, np.rint(wide.numpy() * 127 * 0.3).clip(-127, 127))
+    with pytest.raises(ValueError, match="rotary_tensor"):
+        I.masked_multihead_attention(x, cache, rotary_tensor=x)
+
+
+@formula("paddle.incubate.nn.functional.blha_get_max_len")
+def check_longest() -> None:
+    encoder, decoder = torch.tensor([3, 8, 5], dtype=torch.int32), torch.tensor([1, 0, 9], dtype=torch.int32)
+    assert [int(n) for n in I.blha_get_max_len(encoder, decoder, torch.ones(2))] == [8, 1]
+
+
 @formula("paddle.incubate.softmax_mask_fuse_upper_triangle")
 def check_triangle() -> None:
     x = make(1, 2, 4, 4)
