@@ -1,8 +1,11 @@
 """The state of the framework: default dtype and device, gradient modes, autocast."""
 
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
+import torch.utils.dlpack
 from torch import Tensor
 
 from oarlock.paddle.declare import api
@@ -18,7 +21,10 @@ def get_default_dtype() -> str:
 @api(out=False)
 def set_default_dtype(d: Any) -> None:
     """Set the dtype of new floating tensors."""
-    torch.set_default_dtype(as_dtype(d))  # type: ignore[arg-type]
+    found = as_dtype(d)
+    if found is None or not found.is_floating_point:
+        raise TypeError(f"set_default_dtype() takes float16, bfloat16, float32 or float64, not {d!r}")
+    torch.set_default_dtype(found)
 
 
 @api(out=False)
@@ -48,6 +54,76 @@ def disable_static(place: Any = None) -> None:
 
 
 @api(out=False)
+def enable_static() -> None:
+    """Refused: programs run as they are read. `torch.compile` is the way to a graph."""
+    raise NotImplementedError("there is no static mode on torch; torch.compile makes graphs of functions and layers")
+
+
+@api(out=False)
+def disable_signal_handler() -> None:
+    """Nothing to do: torch leaves Python's signal handlers alone."""
+
+
+FLAGS: dict[str, Any] = {}
+
+
+@api(out=False)
+def set_flags(flags: Mapping[str, Any]) -> None:
+    """Set switches of the framework.
+
+    `FLAGS_cudnn_deterministic` and `FLAGS_check_nan_inf` (gradients only: torch's anomaly mode) do what they say.
+    Others are switches of Paddle's own machinery: they are remembered for `get_flags` and change nothing.
+    """
+    if unknown := [name for name in flags if not name.startswith("FLAGS_")]:
+        raise ValueError(f"{unknown[0]} is no flag; the names of flags begin with FLAGS_")
+    FLAGS.update(flags)
+    if "FLAGS_cudnn_deterministic" in flags:
+        torch.backends.cudnn.deterministic = bool(flags["FLAGS_cudnn_deterministic"])
+    if "FLAGS_check_nan_inf" in flags:
+        torch.autograd.set_detect_anomaly(bool(flags["FLAGS_check_nan_inf"]))
+
+
+@api(out=False)
+def get_flags(flags: Any) -> dict[str, Any]:
+    """The values of switches that were set, False for the others."""
+    names = [flags] if isinstance(flags, str) else list(flags)
+    if unknown := [name for name in names if not name.startswith("FLAGS_")]:
+        raise ValueError(f"{unknown[0]} is no flag; the names of flags begin with FLAGS_")
+    return {name: FLAGS.get(name, False) for name in names}
+
+
+@api(out=False)
+def to_dlpack(x: Tensor) -> Any:
+    """A capsule that lends the memory of `x` to another library."""
+    return torch.utils.dlpack.to_dlpack(x)  # type: ignore[reportPrivateImportUsage]
+
+
+@api(out=False)
+def from_dlpack(dlpack: Any, *, device: Any = None, copy: bool | None = None) -> Tensor:
+    """A tensor on the memory that another library lends, as a capsule or an object with `__dlpack__`."""
+    made = torch.utils.dlpack.from_dlpack(dlpack)
+    where = as_device(device)
+    made = made if where is None else made.to(where)
+    return made.clone() if copy else made
+
+
+@api(out=False)
+def batch(reader: Callable[[], Iterable[Any]], batch_size: int, drop_last: bool = False) -> Callable[[], Iterator[Any]]:
+    """A reader of lists of `batch_size` items, from a reader of items."""
+    if batch_size <= 0:
+        raise ValueError(f"batch_size must be positive, not {batch_size}")
+
+    def batches() -> Iterator[Any]:
+        items = iter(reader())
+        while len(found := list(itertools.islice(items, batch_size))) == batch_size:
+            yield found
+        if found and not drop_last:
+            yield found
+
+    return batches
+
+
+@api(out=False)
 def is_grad_enabled() -> bool:
     """Whether operations are recorded for gradients."""
     return torch.is_grad_enabled()
@@ -57,6 +133,24 @@ def is_grad_enabled() -> bool:
 def is_compiled_with_cuda() -> bool:
     """Whether torch was built for CUDA."""
     return torch.backends.cuda.is_built()
+
+
+@api(out=False)
+def is_compiled_with_cinn() -> bool:
+    """False: torch.compile takes the place of CINN."""
+    return False
+
+
+@api(out=False)
+def is_compiled_with_ipu() -> bool:
+    """False: torch has no backend for IPUs."""
+    return False
+
+
+@api(out=False)
+def get_cudnn_version() -> int | None:
+    """The version of cuDNN, None without it."""
+    return torch.backends.cudnn.version()
 
 
 @api(out=False)

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from oarlock.paddle import methods
 from oarlock.paddle.declare import REGISTRY
 from oarlock.paddle.operators import INDEXING
+from oarlock.paddle.properties import PROPERTIES
 
 REFUSALS = (TypeError, RuntimeError, ValueError, IndexError)
 _MISSING = object()
@@ -50,7 +50,7 @@ def patch_tensor() -> list[str]:
     `unpatch_tensor` takes them away again. No call that torch accepts changes its meaning: where the two disagree,
     as in `x.max(1)`, a plain tensor goes on as torch's; `paddle.Tensor.max(x, 1)` and `paddle.strict()` are Paddle's.
     """
-    for name, attribute in {**method_functions(), **methods.PROPERTIES}.items():
+    for name, attribute in {**method_functions(), **PROPERTIES}.items():
         if name in _patched:
             continue
         native = getattr(Tensor, name, None)

@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 
-from oarlock.paddle import methods
 from oarlock.paddle.conventions import TENSOR_METHODS
 from oarlock.paddle.declare import MISSING, REGISTRY, Declaration
 from oarlock.paddle.patch import method_functions
+from oarlock.paddle.properties import PROPERTIES
 
 ROOT = Path(__file__).parents[2]
 # The namespaces that consist of declarations. Modules with classes of their own are typed in their source.
@@ -149,5 +149,5 @@ def _tensor_class() -> Iterator[str]:
         if name not in TENSOR_METHODS:
             for line in _function(name, declarations[id(function)], method=True):
                 yield "    " + line
-    for name in methods.PROPERTIES:
+    for name in PROPERTIES:
         yield f"    {name}: Any"

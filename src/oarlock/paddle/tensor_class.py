@@ -10,9 +10,9 @@ import numpy as np
 import torch
 
 from oarlock.paddle.dtypes import as_device, as_dtype, as_ints
-from oarlock.paddle.methods import PROPERTIES
 from oarlock.paddle.operators import INDEXING, operators
 from oarlock.paddle.patch import method_functions
+from oarlock.paddle.properties import PROPERTIES
 from oarlock.paddle.tensors.creation import finish, to_tensor
 
 # What Python itself asks of a class. All other names are those of tensors.

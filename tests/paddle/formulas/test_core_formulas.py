@@ -118,6 +118,24 @@ def scatter_reduce() -> None:
     assert x.tolist() == [20.0, 2.0, 18.0]
 
 
+@formula("paddle.Tensor.top_p_sampling")
+def top_p_sampling() -> None:
+    """Of .5, .3, .15, .05 the first two reach .7, in the ratio 5 : 3."""
+    x = torch.tensor([[0.15, 0.5, 0.05, 0.3]]).repeat(4000, 1)
+    values, drawn = paddle.Tensor.top_p_sampling(x, torch.full((4000, 1), 0.7))
+    assert set(drawn.flatten().tolist()) == {1, 3}
+    # A share of n draws deviates by sqrt(p (1 - p) / n) = 0.008.
+    assert abs((drawn == 1).double().mean() - 0.5 / 0.8) < 0.04
+    assert torch.equal(values, x.gather(1, drawn))
+    ps = torch.full((4, 1), 0.0)
+    *_, top, order = paddle.Tensor.top_p_sampling(x[:4], ps, k=2, return_top=True)
+    assert order.tolist() == [[1, 3]] * 4
+    torch.testing.assert_close(top, torch.tensor([[0.5, 0.3]]).repeat(4, 1))
+    seeds = torch.arange(4).reshape(4, 1)
+    first, second = (paddle.Tensor.top_p_sampling(x[:4], ps + 1, topp_seed=seeds)[1] for _ in range(2))
+    assert torch.equal(first, second)
+
+
 @formula("paddle.enable_compat", "paddle.compat.use_torch_proxy_guard")
 def proxy() -> None:
     """Paddle lends itself to `import torch`; here torch is torch, and a library made for it takes every tensor."""

@@ -1,0 +1,46 @@
+"""The attributes of Paddle's tensors that are values: `stop_gradient`, `place`, ..."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from oarlock.paddle.dtypes import place_of
+from oarlock.paddle.methods import is_dist
+
+
+def _stop_gradient(x: Tensor) -> bool:
+    return not x.requires_grad and x.__dict__.get("_stop_gradient", True)
+
+
+def set_stop_gradient(x: Tensor, stop: bool) -> None:
+    """Gradients stop at `x`, or flow. Integers have none: for them, only what was said last is kept."""
+    if x.is_floating_point() or x.is_complex():
+        x.requires_grad_(not stop)
+    else:
+        vars(x)["_stop_gradient"] = stop
+
+
+def _placements(x: Tensor) -> Any:
+    raise AttributeError("only a distributed tensor has placements")  # hasattr() tells them apart by this
+
+
+PROPERTIES: dict[str, property] = {
+    "stop_gradient": property(_stop_gradient, set_stop_gradient, doc="Whether gradients stop here."),
+    "place": property(place_of, doc="Where the tensor lives."),
+    "persistable": property(
+        lambda x: x.__dict__.get("_persistable", isinstance(x, torch.nn.Parameter)),
+        lambda x, value: x.__dict__.__setitem__("_persistable", value),
+        doc="Whether it outlives a step: True for parameters.",
+    ),
+    "inplace_version": property(lambda x: x._version, doc="How often it was changed in place."),
+    "strides": property(lambda x: list(x.stride()), doc="The strides, in elements."),
+    "offset": property(lambda x: x.storage_offset() * x.element_size(), doc="Where it starts in its memory, in bytes."),
+    "grad_": property(lambda x: x.grad, doc="The gradient."),
+    "placements": property(_placements, doc="How a distributed tensor is laid out."),
+    "process_mesh": property(lambda x: x.device_mesh if is_dist(x) else None, doc="Of a distributed tensor: its mesh."),
+    "num_shard": property(
+        lambda x: x.device_mesh.size() if is_dist(x) else None, doc="Of a distributed tensor: the number of ranks."
+    ),
+    "block": property(lambda x: None, doc="The block of a static program: there is none."),
+}
