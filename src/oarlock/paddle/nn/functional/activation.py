@@ -1,5 +1,6 @@
 """Activations."""
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -188,13 +189,14 @@ def swiglu(x: Tensor, y: Tensor | None = None) -> Tensor:
 
 
 def _declare_inplace(name: str) -> None:
-    function = REGISTRY[f"{AT}.{name}"].function
+    function = REGISTRY[f"{AT}.{name}"].implementation
 
     def call(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         source = x.clone() if torch.is_grad_enabled() and x.requires_grad else x  # what the gradient needs of x
         return x.copy_(function(source, *args, **kwargs))
 
     call.__name__, call.__doc__ = f"{name}_", f"`{name}` in place."
+    call.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
     api(at=AT, out=False)(call)
 
 
