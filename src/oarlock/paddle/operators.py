@@ -64,6 +64,9 @@ def _operator(word: str, function: Callable[..., Any], swapped: bool) -> Callabl
                 return made
         if not isinstance(y, Tensor):
             y = as_operand(x, y)
+        if isinstance(y, Tensor) and (x.dtype == torch.bool) != (y.dtype == torch.bool):
+            kind = torch.result_type(x, y)  # bool counts as a number beside one
+            x, y = x.to(kind), y.to(kind)
         return function(y, x) if swapped else function(x, y)
 
     operator.__name__ = operator.__qualname__ = special
