@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from oarlock.paddle.declare import api
-from oarlock.paddle.dtypes import DTypeLike, Place, as_device, as_dtype, as_ints, as_number, place_of
+from oarlock.paddle.dtypes import NAMES, DTypeLike, Place, as_device, as_dtype, as_ints, as_number
+from oarlock.paddle.tensors.conversion import convert
 from oarlock.paddle.tensors.creation import finish
 
 AT = "paddle.Tensor"
@@ -17,8 +18,8 @@ AT = "paddle.Tensor"
 
 @api(at=AT)
 def astype(x: Tensor, dtype: DTypeLike) -> Tensor:
-    """`x` in another dtype."""
-    return x.to(as_dtype(dtype))
+    """`x` in another dtype; a complex number leaves its imaginary part."""
+    return convert(x, as_dtype(dtype) or x.dtype)
 
 
 @api(at=AT)
@@ -139,7 +140,7 @@ def _md5sum(x: Tensor) -> str:
 
 def _declare_cast(name: str) -> None:
     def call(x: Tensor) -> Tensor:
-        return x.to(as_dtype(name))
+        return convert(x, NAMES[name])
 
     call.__name__, call.__doc__ = name, f"`x` as {name}."
     api(at=AT)(call)
@@ -167,7 +168,7 @@ def to(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     for value in (*args, kwargs.get("other")):
         if isinstance(value, Tensor):
             device, dtype = value.device, value.dtype
-        elif isinstance(value, torch.dtype) or (isinstance(value, str) and _is_dtype(value)):
+        elif isinstance(value, (torch.dtype, np.dtype, type)) or (isinstance(value, str) and _is_dtype(value)):
             dtype = as_dtype(value)
         elif isinstance(value, (str, Place, torch.device)):
             device = as_device(value)
@@ -421,40 +422,3 @@ def get_map_tensor(x: Tensor) -> dict[str, int]:
     if "vocabulary" not in _texts(x):
         raise TypeError("this tensor has no vocabulary; set_vocab() gives it one")
     return _texts(x)["vocabulary"]
-
-
-def _stop_gradient(x: Tensor) -> bool:
-    return not x.requires_grad and x.__dict__.get("_stop_gradient", True)
-
-
-def set_stop_gradient(x: Tensor, stop: bool) -> None:
-    """Gradients stop at `x`, or flow. Integers have none: for them, only what was said last is kept."""
-    if x.is_floating_point() or x.is_complex():
-        x.requires_grad_(not stop)
-    else:
-        vars(x)["_stop_gradient"] = stop
-
-
-def _placements(x: Tensor) -> Any:
-    raise AttributeError("only a distributed tensor has placements")  # hasattr() tells them apart by this
-
-
-PROPERTIES: dict[str, property] = {
-    "stop_gradient": property(_stop_gradient, set_stop_gradient, doc="Whether gradients stop here."),
-    "place": property(place_of, doc="Where the tensor lives."),
-    "persistable": property(
-        lambda x: x.__dict__.get("_persistable", isinstance(x, torch.nn.Parameter)),
-        lambda x, value: x.__dict__.__setitem__("_persistable", value),
-        doc="Whether it outlives a step: True for parameters.",
-    ),
-    "inplace_version": property(lambda x: x._version, doc="How often it was changed in place."),
-    "strides": property(lambda x: list(x.stride()), doc="The strides, in elements."),
-    "offset": property(lambda x: x.storage_offset() * x.element_size(), doc="Where it starts in its memory, in bytes."),
-    "grad_": property(lambda x: x.grad, doc="The gradient."),
-    "placements": property(_placements, doc="How a distributed tensor is laid out."),
-    "process_mesh": property(lambda x: x.device_mesh if is_dist(x) else None, doc="Of a distributed tensor: its mesh."),
-    "num_shard": property(
-        lambda x: x.device_mesh.size() if is_dist(x) else None, doc="Of a distributed tensor: the number of ranks."
-    ),
-    "block": property(lambda x: None, doc="The block of a static program: there is none."),
-}

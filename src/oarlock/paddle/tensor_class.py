@@ -13,7 +13,8 @@ from oarlock.paddle.dtypes import as_device, as_dtype, as_ints
 from oarlock.paddle.operators import INDEXING, operators
 from oarlock.paddle.patch import method_functions
 from oarlock.paddle.properties import PROPERTIES
-from oarlock.paddle.tensors.creation import finish, to_tensor
+from oarlock.paddle.tensors.conversion import to_tensor
+from oarlock.paddle.tensors.creation import finish
 
 # What Python itself asks of a class. All other names are those of tensors.
 NAMES_OF_CLASSES = """

@@ -57,7 +57,8 @@ def send_u_recv(
 
 
 def _message(a: Tensor, b: Tensor, kind: str) -> Tensor:
-    """The message of each edge; the features of both sides broadcast."""
+    """The message of each edge; the features of both sides broadcast, and a number is a feature of size 1."""
+    a, b = (side.unsqueeze(1) if side.ndim == 1 else side for side in (a, b))
     most = max(a.ndim, b.ndim)
     a, b = (side.reshape(len(side), *[1] * (most - side.ndim), *side.shape[1:]) for side in (a, b))
     functions = {"add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div}

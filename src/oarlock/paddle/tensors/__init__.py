@@ -2,6 +2,7 @@
 
 from oarlock.paddle.tensors import (
     binary,
+    conversion,
     creation,
     decomposition,
     indexing,
@@ -18,6 +19,7 @@ from oarlock.paddle.tensors import (
 
 __all__ = [
     "binary",
+    "conversion",
     "creation",
     "decomposition",
     "indexing",

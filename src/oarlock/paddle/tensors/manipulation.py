@@ -10,13 +10,13 @@ from torch import Tensor
 
 from oarlock.paddle.declare import api
 from oarlock.paddle.dtypes import DTypeLike, as_dtype, as_ints, as_number
+from oarlock.paddle.tensors.conversion import convert
 
 
 @api()
 def cast(x: Tensor, dtype: DTypeLike) -> Tensor:
     """`x` in another dtype; a complex number leaves its imaginary part."""
-    kind = as_dtype(dtype)
-    return (x.real if x.is_complex() and kind is not None and not kind.is_complex else x).to(kind)
+    return convert(x, as_dtype(dtype) or x.dtype)
 
 
 @api(variadic="shape")
