@@ -6,7 +6,9 @@ call) and returns None if it applies, or the reason in words. `select` takes the
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -76,6 +78,27 @@ def select(op: str, request: Any, name: str = "auto") -> Provider:
     Raises:
         ValueError: no such provider, or it does not apply (with its reason).
     """
+    provider = _select(op, request, name)
+    if (seen := getattr(_watching, "choices", None)) is not None:
+        seen.append((op, provider.name))
+    return provider
+
+
+@contextmanager
+def watch_choices() -> Iterator[list[tuple[str, str]]]:
+    """The (operation, provider) that this thread selects within the block, as they come; an inner block takes over."""
+    before = getattr(_watching, "choices", None)
+    _watching.choices = []
+    try:
+        yield _watching.choices
+    finally:
+        _watching.choices = before
+
+
+_watching = threading.local()
+
+
+def _select(op: str, request: Any, name: str) -> Provider:
     candidates = providers(op)
     if name == "auto":
         for provider in candidates:

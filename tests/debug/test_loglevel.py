@@ -123,3 +123,14 @@ def test_a_level_for_all_until_it_is_taken_back(heard: pytest.LogCaptureFixture)
     assert lines(heard) == "[rank 0] ones in the program\n[rank 0] ones in the program: nothing -> float32 2"
     with pytest.raises(ValueError, match="log level 4"):
         debug.set_level(4)
+
+
+def test_level_two_names_the_backend_that_was_chosen(caplog: pytest.LogCaptureFixture) -> None:
+    from oarlock.attention import flashmask_attention
+
+    q = torch.randn(1, 16, 2, 8, requires_grad=True)
+    with caplog.at_level(logging.INFO, "oarlock.debug"), debug.loglevel(2):
+        flashmask_attention(q, q, q, causal=True, backend="reference")
+        flashmask_attention(q, q, q, causal=True, backend="fused")
+    chosen = [re.search(r"\[flashmask_attention by (\w+)\]", line) for line in caplog.messages]
+    assert [found[1] for found in chosen if found] == ["reference", "fused"]

@@ -43,7 +43,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "diff",
         help="where two traces part",
         description="Name the first record whose inputs match and whose outputs differ. The status is 0 if the runs "
-        "are the same, 1 if they differ.",
+        "are the same, 1 if they differ. Folders with several ranks are compared rank by rank.",
     )
     diff.add_argument("a", type=Path, metavar="RUN_A")
     diff.add_argument("b", type=Path, metavar="RUN_B")
@@ -91,9 +91,21 @@ def run_diff(args: argparse.Namespace) -> int:
     """Print the report; the status tells whether the runs differ."""
     from oarlock import debug
 
-    report = debug.compare(debug.read_records(args.a), debug.read_records(args.b), tolerance=args.tolerance)
-    print(report.text())
-    return 0 if report.same else 1
+    a, b = debug.trace_files(args.a), debug.trace_files(args.b)
+    if len(a) == 1 and len(b) == 1:  # whichever ranks they are
+        pairs = [("", *a.values(), *b.values())]
+    elif a.keys() == b.keys():
+        pairs = [(f"rank {rank}: ", a[rank], b[rank]) for rank in a]
+    else:
+        raise ValueError(
+            f"{args.a} has the ranks {list(a)}, {args.b} has {list(b)}; name two files, such as {a[min(a)]}"
+        )
+    differ = False
+    for label, first, second in pairs:
+        report = debug.compare(debug.read_records(first), debug.read_records(second), tolerance=args.tolerance)
+        print(label + report.text())
+        differ |= not report.same
+    return int(differ)
 
 
 def run_nan(args: argparse.Namespace) -> int:

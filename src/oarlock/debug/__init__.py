@@ -7,7 +7,7 @@ from oarlock.debug.loglevel import loglevel, set_level
 from oarlock.debug.nonfinite import Finding, NonFinite, find_nonfinite
 from oarlock.debug.operators import check_op
 from oarlock.debug.recorder import Recorder
-from oarlock.debug.trace import Trace, read_records, trace
+from oarlock.debug.trace import Trace, read_records, trace, trace_files
 
 __all__ = [
     "Difference",
@@ -29,4 +29,5 @@ __all__ = [
     "read_records",
     "set_level",
     "trace",
+    "trace_files",
 ]

@@ -8,7 +8,7 @@
 | level | line |
 |---|---|
 | 1 | API and module |
-| 2 | + dtypes and shapes, autocast, promotion, the attention backends torch may choose from |
+| 2 | + dtypes and shapes, autocast, promotion, the backend chosen (of torch's attention: those it may choose from) |
 | 3 | + names, the place in the program, change of memory |
 
 Lines go through `logging` (`oarlock.debug`), each with its rank; calls in custom Functions are indented.
@@ -18,8 +18,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from contextlib import ExitStack, contextmanager
+from types import TracebackType
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +28,7 @@ from torch import Tensor, nn
 from oarlock.debug.errors import own_frames
 from oarlock.debug.names import described
 from oarlock.debug.recorder import Call, Mark, Recorder
+from oarlock.providers import watch_choices
 from oarlock.ranks import Ranks
 
 LOGGER = logging.getLogger("oarlock.debug")
@@ -87,10 +89,24 @@ class _Log(Recorder):
         super().__init__(model, stacks=level == 3, nodes=backward and level > 0)
         self._level, self._modules = level, tuple(modules)
         self._prefix = f"[rank {Ranks().rank}] "
+        self._watched = ExitStack()
+        self._choices: list[tuple[str, str]] = []
+
+    def __enter__(self) -> Self:
+        if self._num_entered == 0:
+            self._choices = self._watched.enter_context(watch_choices())
+        return super().__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        super().__exit__(kind, error, trace)
+        if self._num_entered == 0:
+            self._watched.close()
 
     def on_begin(self, call: Call, arguments: list[Tensor]) -> Any:
         if self._level and call.api and self._chosen(call.module):
-            return _memory() if self._level == 3 else 0
+            return _memory() if self._level == 3 else 0, len(self._choices)
         return None
 
     def on_call(self, call: Call, results: Sequence[Tensor], begun: Any) -> None:
@@ -102,9 +118,11 @@ class _Log(Recorder):
         if self._level >= 2:
             inputs = [described(v.dtype, v.shape).replace("_", " ") for v in call.inputs]
             outputs = [described(v.dtype, v.shape).replace("_", " ") for v in call.outputs]
-            line += f": {', '.join(inputs) or 'nothing'} -> {', '.join(outputs)}{_promotion(call)}"
+            backends = [f"{op} by {name}" for op, name in self._choices[begun[1] :]]
+            del self._choices[begun[1] :]  # an outer call does not tell it again
+            line += f": {', '.join(inputs) or 'nothing'} -> {', '.join(outputs)}{_promotion(call, backends)}"
         if self._level == 3:
-            line += f" | {call.name} at {self._place(call)}{_change(begun)}"
+            line += f" | {call.name} at {self._place(call)}{_change(begun[0])}"
         self._write("  " * call.depth + line)
 
     def on_node_begin(self, mark: Mark, node: Any, gradients: tuple[Tensor | None, ...]) -> None:
@@ -138,9 +156,9 @@ class _Log(Recorder):
         return f"{frames[0].filename}:{frames[0].line}" if frames else "an unknown place"
 
 
-def _promotion(call: Call) -> str:
-    """What changed dtypes on the way, and which kernels torch may choose from."""
-    words = []
+def _promotion(call: Call, backends: Sequence[str]) -> str:
+    """What changed dtypes on the way, and which backend computed it, or which kernels torch may choose from."""
+    words = [*backends]
     device = "cuda" if torch.cuda.is_available() and torch.is_autocast_enabled("cuda") else "cpu"
     inputs = {value.dtype for value in call.inputs if value.dtype.is_floating_point}
     outputs = {value.dtype for value in call.outputs if value.dtype.is_floating_point}

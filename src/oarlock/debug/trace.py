@@ -251,6 +251,21 @@ class Trace(Recorder):
             yield {"stack": number, "frames": frames}
 
 
+def trace_files(path: str | os.PathLike[str]) -> dict[int, Path]:
+    """The files of a trace by their ranks; a file by itself is the only one, under 0.
+
+    Raises:
+        FileNotFoundError: there is no trace.
+    """
+    path = Path(path)
+    if not path.is_dir():
+        return {0: path}
+    found = {int(file.name.split(".")[1].removeprefix("rank")): file for file in path.glob("trace.rank*.jsonl")}
+    if not found:
+        raise FileNotFoundError(f"{path} holds no trace (trace.rank0.jsonl)")
+    return dict(sorted(found.items()))
+
+
 def read_records(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """The records of a trace, without its first line.
 
@@ -260,14 +275,10 @@ def read_records(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     Raises:
         FileNotFoundError, ValueError: there is no trace, one of another format, or of several ranks.
     """
-    path = Path(path)
-    if path.is_dir():
-        found = sorted(path.glob("trace.rank*.jsonl"))
-        if not found:
-            raise FileNotFoundError(f"{path} holds no trace (trace.rank0.jsonl)")
-        if len(found) > 1:
-            raise ValueError(f"{path} holds traces of {len(found)} ranks; name one, such as {found[0]}")
-        path = found[0]
+    found = list(trace_files(path).values())
+    if len(found) > 1:
+        raise ValueError(f"{path} holds traces of {len(found)} ranks; name one, such as {found[0]}")
+    path = found[0]
     with open(path, encoding="utf-8") as file:
         try:
             head = json.loads(file.readline() or "{}")
