@@ -131,7 +131,9 @@ def any(x: Tensor, axis: Any = None, keepdim: bool = False) -> Tensor:
 @api()
 def count_nonzero(x: Tensor, axis: Any = None, keepdim: bool = False) -> Tensor:
     """How many elements over `axis` are not zero."""
-    return torch.sum(x != 0, all_dims(x, axis), keepdim)
+    dims = _sorted_dims(x, axis)
+    found = torch.count_nonzero(x, dims) if x.ndim else (x != 0).long()
+    return found.reshape([1 if d in dims else size for d, size in enumerate(x.shape)]) if keepdim else found
 
 
 @api("paddle.special.logsumexp")
