@@ -113,10 +113,31 @@ def test_out_names_and_copies() -> None:
         )
 
 
-def test_parameters_and_layers() -> None:
-    layer = torch.nn.Linear(3, 2)
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW])
+def test_layers_and_their_training(optimizer: type[torch.optim.Optimizer]) -> None:
+    def losses() -> list[float]:
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(
+            torch.nn.Linear(3, 4), torch.nn.GELU(), torch.nn.LayerNorm(4), torch.nn.Linear(4, 1)
+        )
+        steps = optimizer(model.parameters(), lr=0.1)
+        x, y = paddle.randn([8, 3]), paddle.randn([8, 1])
+        found = []
+        for _ in range(5):
+            loss = ((model(x) - y) ** 2).mean()
+            loss.backward()
+            steps.step()
+            steps.zero_grad()
+            found.append(loss.item())
+        return found
+
     with paddle.strict():
-        made = layer(paddle.ones([4, 3]))
-        assert made.shape == [4, 2]
-        made.sum().backward()
-    assert layer.weight.grad is not None
+        layer = torch.nn.Linear(3, 2)
+        assert layer.weight.shape == [2, 3]
+        assert not layer.weight.stop_gradient
+        assert isinstance(layer.weight, torch.nn.Parameter)
+        assert layer(paddle.ones([4, 3])).shape == [4, 2]
+        strict = losses()
+    assert torch.nn.Linear(3, 2).weight.shape == (2, 3), "afterwards layers are plain"
+    assert strict == pytest.approx(losses())
+    assert strict[-1] < strict[0]

@@ -317,9 +317,18 @@ class strict(contextlib.ContextDecorator):
             _leave()
 
 
+_register = torch.nn.Module.register_parameter
+
+
+def _register_strictly(self: torch.nn.Module, name: str, param: Any) -> None:
+    """A parameter of a layer that is made in strict mode is strict: `layer.weight.shape` is a list."""
+    _register(self, name, adopt(param))
+
+
 def _enter() -> None:
     import oarlock.paddle as paddle
 
+    torch.nn.Module.register_parameter = _register_strictly
     for declaration in _declarations():
         declaration.slot.update(_bounded_slot(declaration.names[0]))
     tensor_class.MAKE = bounded(tensor_class.construct)
@@ -334,6 +343,7 @@ def _enter() -> None:
 def _leave() -> None:
     import oarlock.paddle as paddle
 
+    torch.nn.Module.register_parameter = _register
     for declaration in _declarations():
         declaration.slot.update(_call=declaration.implementation, _write=write)
     tensor_class.MAKE = tensor_class.construct
