@@ -20,7 +20,9 @@ def getitem(x: Tensor, index: Any) -> Tensor:
 def setitem(x: Tensor, index: Any, value: Any) -> None:
     """`x[index] = value`."""
     if isinstance(value, (np.ndarray, np.generic, list, tuple)):
-        value = torch.as_tensor(np.asarray(value), device=x.device).to(x.dtype)
+        value = torch.as_tensor(np.asarray(value), device=x.device)
+    if isinstance(value, Tensor):
+        value = value.to(x.dtype)
     if not any(_is_backward(part) for part in _parts(index)):
         x[_as_index(index)] = value
         return

@@ -83,7 +83,8 @@ def _set(name: str, attribute: Any) -> None:
 
 def _asking(name: str, native: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
     """`native`, and `function` for the calls that it refuses."""
-    refusals: Any = (TypeError, ValueError) if name.endswith("_") else REFUSALS  # of changes, those before they begin
+    changes = name.endswith("_") and not name.endswith("__")
+    refusals: Any = (TypeError, ValueError) if changes else REFUSALS  # of changes, those before they begin
 
     def method(*args: Any, **kwargs: Any) -> Any:
         try:

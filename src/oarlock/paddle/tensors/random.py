@@ -1,5 +1,6 @@
 """Random tensors and the state they come from. The streams are torch's: seeds give torch's numbers, not Paddle's."""
 
+import builtins
 from typing import Any
 
 import torch
@@ -111,11 +112,20 @@ def uniform(
 @api()
 def normal(mean: Any = 0.0, std: Any = 1.0, shape: Any = None, *, out: Tensor | None = None) -> Tensor:
     """Normal values: of `shape` where mean and std are numbers, else of the shape of the tensors."""
-    if isinstance(mean, Tensor) or isinstance(std, Tensor):
-        made = torch.normal(mean, std)
+    if isinstance(mean, builtins.complex) or (isinstance(mean, Tensor) and mean.is_complex()):
+        centre = torch.as_tensor(mean)
+        sizes = centre.shape if isinstance(mean, Tensor) else [1] if shape is None else as_ints(shape)
+        made = centre.to(torch.get_default_dtype().to_complex() if not centre.ndim else centre.dtype).expand(sizes)
+        made = made.detach() + std * torch.randn_like(made)  # half of the variance in either part
+    elif isinstance(mean, Tensor) or isinstance(std, Tensor):
+        made = torch.normal(_values(mean), _values(std))
     else:
         made = torch.empty([1] if shape is None else as_ints(shape)).normal_(float(mean), float(std))
     return made if out is None else write(made, out)
+
+
+def _values(number: Any) -> Any:
+    return number.detach() if isinstance(number, Tensor) else number
 
 
 @api()
@@ -127,7 +137,7 @@ def log_normal(mean: Any = 1.0, std: Any = 2.0, shape: Any = None) -> Tensor:
 @api()
 def bernoulli(x: Tensor, p: float | None = None) -> Tensor:
     """1 with the probability in `x` (or `p` everywhere), else 0."""
-    return torch.bernoulli(x if p is None else torch.full_like(x, float(p)))
+    return torch.bernoulli(x.detach() if p is None else torch.full_like(x, float(p)))
 
 
 @api()
@@ -153,7 +163,7 @@ def binomial(count: Tensor, prob: Tensor) -> Tensor:
 @api()
 def standard_gamma(x: Tensor) -> Tensor:
     """Gamma values with the shapes in `x` and scale 1."""
-    return torch.distributions.Gamma(x, torch.ones_like(x)).rsample()
+    return torch.distributions.Gamma(x, torch.ones_like(x), validate_args=False).sample()
 
 
 @api("manual_seed", out=False)
@@ -227,11 +237,10 @@ def cauchy_(x: Tensor, loc: float = 0, scale: float = 1) -> Tensor:
 
 @api(out=False, probs="p")
 def geometric_(x: Tensor, probs: Any) -> Tensor:
-    """Fill `x` with `log(u) / log(1 - probs)` of uniform u: the continuous geometric values of Paddle."""
-    tiny = torch.finfo(x.dtype).tiny
-    return x.copy_(
-        torch.log(torch.empty_like(x).uniform_(tiny, 1.0)) / torch.log1p(-torch.as_tensor(probs, dtype=x.dtype))
-    )
+    """Fill `x` with the number of trials until the first success: 1, 2, ... of probability `probs`."""
+    chance = torch.as_tensor(probs, dtype=torch.float32, device=x.device)
+    uniform = torch.rand(x.shape, device=x.device).clamp(min=torch.finfo(torch.float32).tiny)
+    return x.copy_(torch.ceil(torch.log(uniform) / torch.log1p(-chance)).clamp(min=1))
 
 
 @api(out=False)
