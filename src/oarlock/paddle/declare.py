@@ -150,7 +150,7 @@ def _public(
     slot.update(_refuse=_refuse)
     source = _source(signature, full, spelling, own_out, forbidden, instead, slot)
     exec(compile(source, f"<{full}>", "exec"), slot)
-    call = slot["_public"]
+    call = slot[full.rpartition(".")[2]]
     if variadic:
         positional = [n for n, p in signature.parameters.items() if p.kind is p.POSITIONAL_OR_KEYWORD]
         call = _several(call, positional.index(variadic))
@@ -216,7 +216,7 @@ def _source(
         body += ["if out is not None:", f" return _write({call}, out)"]
     star = ["*"] if after and not variable else []
     head = ", ".join([*before, *star, *after, *([rest] if rest else [])])
-    return "\n ".join([f"def _public({head}):", *refusals, *body, f"return {call}"])
+    return "\n ".join([f"def {full.rpartition('.')[2]}({head}):", *refusals, *body, f"return {call}"])
 
 
 def _alias(full: str, name: str, word: str) -> list[str]:
