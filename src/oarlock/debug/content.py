@@ -37,18 +37,12 @@ class Reader:
         if algorithm not in ALGORITHMS:
             raise ValueError(f"digests = {algorithm!r}: choose one of {', '.join(ALGORITHMS)}")
         self._algorithm, self._decimals, self._probes = algorithm, decimals, probes
-        hashes = {
-            "sha1": functools.partial(hashlib.sha1, usedforsecurity=False),
-            "md5": functools.partial(hashlib.md5, usedforsecurity=False),
-        }
-        self._hash = hashes.get(algorithm) if decimals is None else None
+        self._hash = _HASHES.get(algorithm) if decimals is None else None
 
     def __call__(self, tensor: Tensor) -> dict[str, Any]:
         """Content of a tensor; of a DTensor, of the part that is here."""
-        if type(tensor) in _PLAIN and tensor.is_cpu and tensor.nbytes <= _FAST_BYTES and self._hash is not None:
-            dtype = tensor.dtype
-            if dtype in _NUMPY and tensor.is_contiguous() and tensor.layout == torch.strided and not tensor.is_neg():
-                return self._small(tensor.detach(), dtype)
+        if self._hash is not None and type(tensor) in _PLAIN and _is_small(tensor):
+            return self._small(tensor)
         local = tensor.detach()
         to_local = getattr(local, "to_local", None)
         if to_local is not None:
@@ -65,17 +59,18 @@ class Reader:
             content |= self._numbers(local)
         return content
 
-    def _small(self, tensor: Tensor, dtype: torch.dtype) -> dict[str, Any]:
+    def _small(self, tensor: Tensor) -> dict[str, Any]:
         """The same as for any tensor, with fewer calls: most of the cost of a small one."""
         assert self._hash is not None
-        hasher = self._hash(_header(dtype, tensor.shape))
-        values = tensor.numpy()
-        hasher.update(values.data)
+        dtype = tensor.dtype
+        values = tensor.detach().numpy()
+        hasher = self._hash(_header(dtype, tensor.shape), usedforsecurity=False)
+        hasher.update(values.data if values.flags.c_contiguous else values.tobytes())
         content: dict[str, Any] = {"digest": hasher.hexdigest()}
-        if dtype in _FLOATS and tensor.numel():
-            largest = float(np.abs(values).max())
+        if dtype in _FLOATS and values.size:
+            largest = float(_largest(_absolute(values), None))
             if self._probes or not math.isfinite(largest):
-                return content | self._numbers(tensor)
+                return content | self._numbers(tensor.detach())
             content["max_abs"] = largest
         return content
 
@@ -103,9 +98,17 @@ class Reader:
         return numbers
 
 
+_HASHES = {"sha1": hashlib.sha1, "md5": hashlib.md5}
+_absolute, _largest = np.abs, np.maximum.reduce
 _FLOATS = {torch.float32, torch.float64}
 _NUMPY = {*_FLOATS, torch.int64, torch.int32, torch.bool, torch.uint8}
 _PLAIN = {Tensor, nn.Parameter}
+
+
+def _is_small(tensor: Tensor) -> bool:
+    """Whether numpy reads it as it is, and it is short enough for calls to cost more than hashing."""
+    is_known = tensor.is_cpu and tensor.dtype in _NUMPY and tensor.layout is torch.strided
+    return is_known and tensor.nbytes <= _FAST_BYTES and not tensor.is_neg()
 
 
 @functools.lru_cache(4096)
