@@ -35,6 +35,8 @@ TENSOR_METHODS = {
     "unique": "x.unique() returns other parts on a torch tensor: paddle.unique(x)",
     "nanmedian": "x.nanmedian() takes the lower middle value on a torch tensor: paddle.nanmedian(x)",
     "slogdet": "x.slogdet() is a pair on a torch tensor: paddle.linalg.slogdet(x)",
+    "real": "x.real is no method on a torch tensor: paddle.real(x)",
+    "imag": "x.imag is no method on a torch tensor: paddle.imag(x)",
     "numel": "x.numel() is an int on a torch tensor: paddle.numel(x)",
     "frexp": "x.frexp() has an int32 exponent on a torch tensor: paddle.frexp(x)",
     "histogram": "x.histogram(bins) has edges too on a torch tensor: paddle.histogram(x, bins)",

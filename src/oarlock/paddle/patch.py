@@ -19,6 +19,7 @@ from oarlock.paddle.operators import INDEXING
 from oarlock.paddle.properties import PROPERTIES
 
 REFUSALS = (TypeError, RuntimeError, ValueError, IndexError)
+VALUES = {"grad", "shape"}  # functions of the namespace whose names are attributes of tensors, not methods
 _MISSING = object()
 _added: list[str] = []
 _patched: dict[str, Any] = {}  # name -> what torch.Tensor itself had, `_MISSING` for nothing
@@ -38,7 +39,7 @@ def method_functions() -> dict[str, Callable[..., Any]]:
     for name in (*tensor_names(), "_md5sum"):
         for where in ("paddle.Tensor", "paddle", "paddle.linalg", "paddle.nn.functional", "paddle.tensor"):
             declaration = REGISTRY.get(f"{where}.{name}")
-            if declaration and callable(getattr(Tensor, name, callable)):  # `grad` is a value
+            if declaration and name not in VALUES:
                 found[name] = declaration.function
                 break
     return found
