@@ -125,13 +125,13 @@ for _name, (_function, _more) in FUNCTIONS.items():
 @api()
 def add(x: Tensor, y: Any, *, alpha: Any = 1) -> Tensor:
     """`x + alpha·y`."""
-    return torch.add(x, y) if alpha == 1 else torch.add(x, y, alpha=alpha)
+    return torch.add(x, y) if alpha == 1 else torch.add(x, y * alpha)
 
 
 @api("sub")
 def subtract(x: Tensor, y: Any, *, alpha: Any = 1) -> Tensor:
     """`x - alpha·y`."""
-    return torch.sub(x, y) if alpha == 1 else torch.sub(x, y, alpha=alpha)
+    return torch.sub(x, y) if alpha == 1 else torch.sub(x, y * alpha)
 
 
 @api("div true_divide")

@@ -198,8 +198,12 @@ def pinv(x: Tensor, rcond: Any = 1e-15, hermitian: bool = False) -> Tensor:
 
 @api("paddle.Tensor.cond", at=AT)
 def cond(x: Tensor, p: Any = None) -> Tensor:
-    """The condition number by the norm `p` (2)."""
-    return torch.linalg.cond(x, p)
+    """The condition number by the norm `p` (2); infinite for singular matrices."""
+    if p in (None, 2, -2):
+        return torch.linalg.cond(x, p)
+    inverse, info = torch.linalg.inv_ex(x)
+    number = torch.linalg.matrix_norm(x, p) * torch.linalg.matrix_norm(inverse, p)
+    return torch.where(info == 0, number, torch.inf)
 
 
 @api("paddle.Tensor.cov", at=AT)

@@ -78,9 +78,9 @@ def cross(x: Tensor, y: Tensor, axis: int = 9) -> Tensor:
 
 
 @api("paddle.linalg.vecdot")
-def vecdot(x: Tensor, y: Tensor, axis: int = -1) -> Tensor:
-    """The inner products along `axis`."""
-    return torch.linalg.vecdot(*_alike(x, y), dim=axis)
+def vecdot(x: Tensor, y: Tensor, axis: int | None = -1) -> Tensor:
+    """The inner products, of the conjugate of `x` with `y`, along `axis` (None: all)."""
+    return (x.conj() * y).sum(axis)
 
 
 @api(x="mat1 batch1", y="mat2 batch2", input="")

@@ -102,6 +102,7 @@ def where(condition: Tensor, x: Any = None, y: Any = None) -> Any:
 @api(x="input elements", test_x="test_elements")
 def isin(x: Any, test_x: Any, assume_unique: bool = False, invert: bool = False) -> Tensor:
     """Which elements of `x` are among those of `test_x`."""
+    x, test_x = (v.byte() if isinstance(v, Tensor) and v.dtype == torch.bool else v for v in (x, test_x))
     return torch.isin(x, test_x, assume_unique=assume_unique, invert=invert)
 
 
