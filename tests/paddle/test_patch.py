@@ -98,6 +98,28 @@ def test_gradients_stop_or_flow() -> None:
     assert torch.nn.Parameter(x()).persistable
 
 
+def test_a_backward_pass_runs_once() -> None:
+    leaf, seen = x().requires_grad_(), []
+
+    def hook(gradient: Tensor) -> None:
+        seen.append(gradient)
+        raise RuntimeError("of the hook")
+
+    leaf.register_hook(hook)
+    with pytest.raises(RuntimeError, match="of the hook"):
+        leaf.sum().backward()
+    assert len(seen) == 1
+
+
+def test_backward_of_many_elements_and_with_weights() -> None:
+    leaf = x().requires_grad_()
+    (leaf * leaf).backward()
+    assert torch.equal(leaf.grad, 2 * x())
+    leaf.grad = None
+    (leaf * leaf).backward(grad_tensor=torch.full((2, 3), 3.0), retain_graph=True)
+    assert torch.equal(leaf.grad, 6 * x())
+
+
 def test_names_work_on_fake_tensors_parameters_and_in_one_graph() -> None:
     with FakeTensorMode():
         assert torch.ones(2, 3).transpose([1, 0]).astype("int32").shape == (3, 2)

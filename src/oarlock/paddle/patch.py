@@ -58,6 +58,8 @@ def patch_tensor() -> list[str]:
         if native is None:
             _added.append(name)
             _set(name, attribute)
+        elif name == "backward":
+            _set(name, _backward(native, attribute))
         elif callable(native) and callable(attribute):
             _set(name, _asking(name, native, attribute))
     for name, function in INDEXING.items():
@@ -97,6 +99,20 @@ def _asking(name: str, native: Callable[..., Any], function: Callable[..., Any])
         setattr(method, word, getattr(native, word, None))
     method.__wrapped__ = native  # type: ignore[attr-defined]
     return method
+
+
+def _backward(native: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
+    """`x.backward` that knows what torch would refuse, for a pass that failed half-way must not run again."""
+
+    @functools.wraps(native)
+    def backward(self: Tensor, gradient: Any = None, *args: Any, **kwargs: Any) -> None:
+        if "grad_tensor" in kwargs:
+            return function(self, *(() if gradient is None else (gradient,)), *args, **kwargs)
+        if gradient is None and (self.numel() != 1 or self.is_complex()):
+            gradient = torch.ones_like(self)
+        return native(self, gradient, *args, **kwargs)
+
+    return backward
 
 
 _now = threading.local()  # its `asking`: Paddle's function runs, so that a refusal within it stands
