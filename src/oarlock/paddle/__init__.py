@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 import torch as _torch
 
 from oarlock.paddle import (
+    audio,
     compat,
     fft,
     framework,
@@ -24,8 +25,11 @@ from oarlock.paddle import (
     linalg,
     methods,
     nn,
+    sampling,
     signal,
     special,
+    text,
+    version,
     vision,
 )
 from oarlock.paddle import dtypes as _dtypes
@@ -34,11 +38,14 @@ from oarlock.paddle.dtypes import CPUPlace, CUDAPinnedPlace, CUDAPlace, CustomPl
 from oarlock.paddle.patch import patch_tensor, unpatch_tensor
 from oarlock.paddle.strict import strict
 from oarlock.paddle.tensor_class import Tensor
+from oarlock.paddle.tensor_namespace import furnish as _furnish
 
 for _name, _dtype in {**_dtypes.NAMES, **_dtypes.SHORT, "float": _torch.float32}.items():
     globals()[_name] = _dtype
 globals().update(_exports("paddle"))
+_furnish(globals()["tensor"])
 
+__version__ = version.full_version
 Generator = _torch.Generator
 no_grad, enable_grad, set_grad_enabled = _torch.no_grad, _torch.enable_grad, _torch.set_grad_enabled
 dtype = _torch.dtype

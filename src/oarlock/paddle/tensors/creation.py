@@ -99,6 +99,12 @@ def full(
     return finish(made, requires_grad, pin_memory)
 
 
+@api(at="paddle.tensor")
+def fill_constant(shape: Any, dtype: DTypeLike, value: Any, force_cpu: bool = False) -> Tensor:
+    """A tensor filled with one value, with the arguments in the order of Paddle's old function."""
+    return full(shape, value, dtype)
+
+
 def _like(x: Tensor, dtype: DTypeLike | None, device: Any) -> dict[str, Any]:
     return {"dtype": as_dtype(dtype) or x.dtype, "device": as_device(device) or x.device}
 

@@ -205,6 +205,16 @@ def standard_normal(
     return randn(shape, dtype, device=device, requires_grad=requires_grad)
 
 
+@api(at="paddle.tensor")
+def gaussian(
+    shape: Any, mean: Any = 0.0, std: float = 1.0, seed: int = 0, dtype: DTypeLike | None = None, *, device: Any = None
+) -> Tensor:
+    """Normal values; a `seed` other than 0 makes them repeatable."""
+    generator = torch.Generator().manual_seed(seed) if seed else None
+    made = torch.randn(as_ints(shape), generator=generator, **_options(dtype, device))
+    return made * std + mean
+
+
 @api(out=False)
 def uniform_(x: Tensor, min: float = 0.0, max: float = 1.0, seed: int = 0) -> Tensor:
     """Fill `x` with uniform values in [min, max)."""
