@@ -53,7 +53,9 @@ def dot(x: Tensor, y: Tensor) -> Tensor:
 
 @api()
 def inner(x: Tensor, y: Tensor) -> Tensor:
-    """The inner products over the last dimension."""
+    """The inner products over the last dimension; beside a tensor of one element, the elementwise product."""
+    if x.numel() == 1 or y.numel() == 1:
+        return x * y
     return torch.inner(*_alike(x, y))
 
 
@@ -70,9 +72,9 @@ def kron(x: Tensor, y: Tensor) -> Tensor:
 
 
 @api("paddle.linalg.cross")
-def cross(x: Tensor, y: Tensor, axis: int = 9) -> Tensor:
+def cross(x: Tensor, y: Tensor, axis: int | None = 9) -> Tensor:
     """The vector product along `axis`, by default the first dimension of size 3."""
-    if axis == 9:
+    if axis is None or axis == 9:
         axis = next(d for d, size in enumerate(x.shape) if size == 3)
     return torch.linalg.cross(*_alike(x, y), dim=axis)
 
@@ -189,4 +191,6 @@ def pdist(x: Tensor, p: float = 2.0) -> Tensor:
 @api()
 def renorm(x: Tensor, p: float, axis: int, max_norm: float) -> Tensor:
     """Scale the slices along `axis` whose p-norm exceeds `max_norm` down to it."""
-    return torch.renorm(x, p, axis, max_norm)
+    others = tuple(dim for dim in range(x.ndim) if dim != axis % x.ndim)
+    norms = torch.linalg.vector_norm(x, p, others, keepdim=True) if others else x.abs()
+    return x * torch.where(norms > max_norm, max_norm / (norms + 1e-7), 1.0)

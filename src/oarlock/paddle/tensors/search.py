@@ -159,7 +159,7 @@ def histogram(
     if density:
         total = counts.sum()
         return (counts / total / ((high - low) / bins)).to(torch.float32)
-    return counts if weight is None else counts.to(weight.dtype)
+    return counts if weight is None else counts.to(torch.float32)
 
 
 @api()
