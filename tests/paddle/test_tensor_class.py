@@ -17,6 +17,8 @@ def test_it_is_the_class_of_every_torch_tensor() -> None:
     assert issubclass(torch.Tensor, paddle.Tensor)
     assert not isinstance([1], paddle.Tensor)
     assert isinstance(None, paddle.Tensor | None)
+    assert {paddle.Tensor: 1}[type(X)] == 1, "it equals the class that type() gives"
+    assert type([]) not in {paddle.Tensor: 1}
     assert pickle.loads(pickle.dumps(paddle.Tensor)) is paddle.Tensor
 
 

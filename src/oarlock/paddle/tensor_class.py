@@ -77,6 +77,12 @@ class _Type(type):
     def __call__(cls, *args: Any, **kwargs: Any) -> torch.Tensor:
         return MAKE(*args, **kwargs)
 
+    def __eq__(cls, other: object) -> bool:
+        return other is cls or other is torch.Tensor  # so that `type(x) == paddle.Tensor`, as a key of a dict too
+
+    def __hash__(cls) -> int:
+        return hash(torch.Tensor)
+
     def __instancecheck__(cls, instance: Any) -> bool:
         return isinstance(instance, torch.Tensor)
 
