@@ -85,6 +85,22 @@ def test_values_as_arrays_with_a_gradient_and_in_bfloat16() -> None:
     assert torch.tensor([1.0, 2.0]).bfloat16().numpy().tolist() == [16256, 16384]
 
 
+def test_names_without_recorded_calls() -> None:
+    assert x().block is None
+    assert paddle.Tensor.broadcast_shapes([2, 1], [3]) == [2, 3]
+    assert paddle.Tensor.create_tensor("int32").dtype == torch.int32
+    made = x()
+    assert made.get_tensor() is made
+    made.set_tensor(torch.ones(2))
+    assert made.tolist() == [1, 1]
+    with pytest.raises(TypeError, match=r"set_vocab\(\) gives it one"):
+        made.get_map_tensor()
+    made.set_vocab({"a": 0})
+    made.set_string_list(["a", "b"])
+    assert made.get_map_tensor() == {"a": 0}
+    assert torch.sparse_coo_tensor([[2, 0]], [1.0, 2.0], (3,)).rows() == [0, 2]
+
+
 def test_gradients_stop_or_flow() -> None:
     leaf = x()
     leaf.stop_gradient = False
