@@ -1,7 +1,7 @@
 """Every recorded call, written in the other forms that its declaration allows, gives the recorded answer."""
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -74,3 +74,28 @@ def takes_out(expression: str) -> bool:
     if declaration is None or "out" not in declaration.signature.parameters:
         return False
     return not any(keyword.arg == "out" for keyword in call.keywords)  # type: ignore[attr-defined]
+
+
+LAYOUT = ("as_strided", "view", "strides", "offset", "resize_", "set_(", "inplace_version")  # these are about memory
+
+
+def test_inputs_that_are_not_contiguous() -> None:
+    """Every input as each second number of a larger tensor."""
+
+    def strided(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def made(*shape: Any) -> torch.Tensor:
+            x = make(*shape)
+            wide = torch.full((*x.shape, 2), 1, dtype=x.dtype)
+            wide[..., 0] = x
+            return wide[..., 0]
+
+        return made
+
+    def evaluated(expression: str) -> Any:
+        names = environment(paddle)
+        names.update({name: strided(names[name]) for name in "fduibcs"})
+        torch.default_generator.manual_seed(0)
+        return plain(eval(expression, names), paddle.Tensor)
+
+    chosen = {e: answer for e, answer in ANSWERS.items() if not any(word in e for word in LAYOUT)}
+    assert_all_same(chosen, evaluated)
