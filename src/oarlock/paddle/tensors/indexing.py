@@ -35,6 +35,10 @@ def gather(x: Tensor, index: Any, axis: Any = None, *, out: Tensor | None = None
     elif isinstance(index, Tensor) and index.ndim > 1 and axis is not None and index.shape[-1] != 1:
         made = torch.gather(x, int(as_number(axis)), index)
     else:
+        if index.ndim > 1 and index.shape[-1] != 1:
+            raise ValueError(
+                f"gather() takes a vector of indices along axis 0, not shape {list(index.shape)}; see gather_nd()"
+            )
         dim = 0 if axis is None else int(as_number(axis))
         chosen = index.long()
         made = (
@@ -192,6 +196,8 @@ def put_along_axis(
         values = values.expand(indices.shape)
     else:
         values = values.expand(indices.shape) if values.ndim == 0 else _corner(values, indices)
+    if values.shape != indices.shape:
+        raise ValueError(f"put_along_axis() has indices of shape {list(indices.shape)}, values of {list(values.shape)}")
     if reduce == "assign":
         if values.requires_grad:
             values = torch.where(_last_writers(arr, indices, axis), values, values.detach())
