@@ -48,7 +48,7 @@ def arguments(call: ast.Call, declaration: Declaration) -> Arguments | None:
     found = dict(zip(positional, values, strict=False))
     for keyword in call.keywords:
         name = declaration.aliases.get(str(keyword.arg), str(keyword.arg))
-        if name in ("name", "out") and name not in parameters:
+        if name == "name" and name not in parameters:
             continue
         if name not in parameters:
             return None

@@ -11,7 +11,7 @@ import oarlock.paddle as paddle
 from oarlock.paddle.conventions import TENSOR_METHODS
 from paddle_cases import environment, evaluate, plain
 from paddle_comparison import assert_all_same
-from paddle_forms import FORMS, declared, few_of_each, rewritten
+from paddle_forms import FORMS, arguments, declared, few_of_each, rewritten
 
 # Recorded calls reach for edges (empty sums, complex to real) of which torch warns once a process.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -73,7 +73,8 @@ def takes_out(expression: str) -> bool:
     declaration = declared(call) if isinstance(call, ast.Call) else None
     if declaration is None or "out" not in declaration.signature.parameters:
         return False
-    return not any(keyword.arg == "out" for keyword in call.keywords)  # type: ignore[attr-defined]
+    given = arguments(call, declaration)  # type: ignore[arg-type]
+    return given is not None and "out" not in given
 
 
 LAYOUT = ("as_strided", "view", "strides", "offset", "resize_", "set_(", "inplace_version")  # these are about memory
