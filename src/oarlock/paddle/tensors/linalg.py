@@ -55,6 +55,7 @@ def dot(x: Tensor, y: Tensor) -> Tensor:
 def inner(x: Tensor, y: Tensor) -> Tensor:
     """The inner products over the last dimension; beside a tensor of one element, the elementwise product."""
     if x.numel() == 1 or y.numel() == 1:
+        x, y = _alike(x, y)
         return x * y
     return torch.inner(*_alike(x, y))
 
