@@ -13,7 +13,7 @@ import itertools
 import sys
 import threading
 from collections.abc import Iterable
-from types import CodeType
+from types import CodeType, FrameType
 from typing import NamedTuple
 
 
@@ -52,20 +52,26 @@ class StackTable:
         Args:
             skip: innermost levels left out; 1 leaves out the call of this method only.
         """
-        frame = sys._getframe(skip)
-        codes: list[CodeType] = []
-        places: list[int] = []
+        innermost = frame = sys._getframe(skip)
+        words: list[int] = []  # a code object's own hash looks at all of its contents, so its address stands for it
+        add = words.append
+        while frame is not None:
+            add(id(frame.f_code))
+            add(frame.f_lasti)
+            frame = frame.f_back
+        key = tuple(words)
+        number = self._numbers.get(key)
+        return self._add(key, innermost) if number is None else number
+
+    def _add(self, key: tuple[int, ...], frame: FrameType | None) -> int:
+        codes = []
         while frame is not None:
             codes.append(frame.f_code)
-            places.append(frame.f_lasti)
             frame = frame.f_back
-        key = (*map(id, codes), *places)  # a code object's own hash looks at all of its contents
-        number = self._numbers.get(key)
-        if number is None:
-            with self._lock:
-                number = self._numbers.setdefault(key, len(self._stacks))
-                if number == len(self._stacks):  # keeps the codes alive: their addresses are part of the key
-                    self._stacks.append((tuple(codes), tuple(places)))
+        with self._lock:
+            number = self._numbers.setdefault(key, len(self._stacks))
+            if number == len(self._stacks):  # keeps the codes alive: their addresses are part of the key
+                self._stacks.append((tuple(codes), key[1::2]))
         return number
 
     def frames(self, number: int) -> tuple[Frame, ...]:

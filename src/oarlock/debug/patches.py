@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from types import FunctionType
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import nn
 from torch.autograd import Function
 from torch.overrides import _get_current_function_mode_stack
 
+_ENGINE = "_engine_run_backward"
 _lock = threading.Lock()
 _num_entered = 0
 _original_apply: Any = None
@@ -73,12 +75,20 @@ def uninstall() -> None:
             nn.Module.__call__ = _original_call
 
 
-def undispatched(function: Any) -> Any:
+def undispatched(function: Any, around_engine: Callable[..., Any]) -> Any:
     """A function of torch written in Python, without its question whether a mode wants to see the call.
 
     The engine must run while the modes are entered, or they would not see what custom backwards do.
+
+    Args:
+        function: `torch.autograd.backward` or `grad`.
+        around_engine: called with the engine and its arguments; where torch calls its engine by another name, with
+            all of `function`.
     """
     names = {**function.__globals__, "has_torch_function": lambda _: False, "has_torch_function_unary": lambda _: False}
+    engine = names.get(_ENGINE)
+    if engine is not None:
+        names[_ENGINE] = partial(around_engine, engine)
     copy = FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
     copy.__kwdefaults__ = function.__kwdefaults__
-    return copy
+    return copy if engine is not None else partial(around_engine, copy)

@@ -26,9 +26,10 @@ from oarlock.stacks import StackTable
 
 # The node whose backward runs on this thread; a torch without it tells no recomputation from a forward pass.
 current_node: Callable[[], Any] = getattr(torch._C, "_current_autograd_node", lambda: None)
-_engine_backward = undispatched(torch.autograd.backward)
-_engine_grad = undispatched(torch.autograd.grad)
 _SWEEP = 4096
+_TENSORS = {Tensor, nn.Parameter}
+_SCALARS = {int, float, bool, str, type(None), torch.dtype, torch.device}
+_new, _ref = tuple.__new__, weakref.ref
 
 
 class Call(NamedTuple):
@@ -95,14 +96,19 @@ class Recorder(TorchFunctionMode):
         self.step_number = 0
         self._key = f"oarlock.debug.{id(self)}"
         self._apis: dict[Any, Api] = {}
+        self._plain: dict[Any, str] = {}  # names of those that `__torch_function__` records itself
         self._counts: dict[str, int] = {}
         self._known: dict[int, tuple[weakref.ref[Tensor], Value]] = {}
         self._sweep_at = _SWEEP
         self._paths: dict[int, str] = {}
         self._local = threading.local()
+        self._engine_backward = undispatched(torch.autograd.backward, self._entered)
+        self._engine_grad = undispatched(torch.autograd.grad, self._entered)
+        self._holds_backward = type(self).around_backward is not Recorder.around_backward
         self._num_entered = 0
         # Whether a view wants to know before a call, and its tensors.
         self._watches_calls = type(self).on_begin is not Recorder.on_begin
+        self._take: Callable[[Any], None] | None = None if type(self).on_call is Recorder.on_call else self._taken
 
     # ---------------------------------------------------------------------------------------------------- views
 
@@ -127,6 +133,9 @@ class Recorder(TorchFunctionMode):
     def around_backward(self) -> AbstractContextManager[object]:
         """Held while the engine runs."""
         return nullcontext()
+
+    def _taken(self, fields: tuple[Any, ...]) -> None:
+        self.on_call(_new(Call, fields), (), None)
 
     # -------------------------------------------------------------------------------------------------- entering
 
@@ -169,20 +178,20 @@ class Recorder(TorchFunctionMode):
     # --------------------------------------------------------------------------------------------------- the mode
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        api = self._apis.get(func)
-        if api is None:
-            api = self._apis[func] = api_of(func)
-        if self._watches_calls or not api.is_plain or (kwargs and kwargs.get("out") is not None):
-            return self._any_call(api, func, args, kwargs or {})
+        name = self._plain.get(func)
+        if name is None or (kwargs and kwargs.get("out") is not None):
+            return self._any_call(func, args, kwargs or {})
         # What follows is the same as `_any_call` for the common case, without a function call of its own: it is most of
         # what a recorder costs.
         known, inputs = self._known, []
         for argument in args:
-            if isinstance(argument, Tensor):
+            kind = type(argument)
+            if kind in _TENSORS or (kind not in _SCALARS and isinstance(argument, Tensor)):
                 entry = known.get(id(argument))
-                value = entry[1] if entry is not None and entry[0]() is argument else self.value_of(argument)
-                inputs.append(value)
-            elif isinstance(argument, (list, tuple)):
+                inputs.append(
+                    entry[1] if entry is not None and entry[0]() is argument else self.value_of(argument),
+                )
+            elif kind is list or kind is tuple:
                 found: list[Tensor] = []
                 tensors_in(argument, found)
                 inputs += map(self.value_of, found)
@@ -195,7 +204,7 @@ class Recorder(TorchFunctionMode):
             if isinstance(result, FakeTensor):
                 return result  # torch asks itself for a shape
             if not isinstance(result, Tensor):
-                return self._record_results(api.name, inputs, result)
+                return self._record_results(name, inputs, result)
         entry = known.get(id(result))
         if entry is not None and entry[0]() is result:
             return result  # as it came
@@ -203,32 +212,44 @@ class Recorder(TorchFunctionMode):
             thread = self._local.thread
         except AttributeError:
             thread = self._local.thread = _Thread()
+        depth, parent = 0, ""
         if thread.functions or thread.engines or not thread.modules:
             where = self._where(thread)
             if where is None:
                 return result
             module, phase = where
+            if thread.functions:
+                depth, parent = len(thread.functions), thread.functions[-1].name
         else:
             module, phase = self._paths.get(id(thread.modules[-1])), "forward"
             if module is None:
                 module = self._path(thread.modules)
-        name = api.name
-        number = self._counts[name] = self._counts.get(name, 0) + 1
-        node = result.grad_fn
-        value = new_value((module, name, number, -1, result.shape, result.dtype, node is not None))
-        known[id(result)] = (weakref.ref(result), value)
+        counts = self._counts
+        number = counts[name] = counts.get(name, 0) + 1
+        node: Any = result.grad_fn
+        value = _new(Value, (module, name, number, -1, result.shape, result.dtype, node is not None))
+        known[id(result)] = (_ref(result), value)
         stack = 0 if self.stacks is None else self.stacks.capture(2)
-        depth, parent = (len(thread.functions), thread.functions[-1].name) if thread.functions else (0, "")
-        fields = (name, number, module, phase, self.step_number, thread.ident, stack, depth, parent, False)
-        call = tuple.__new__(Call, (*fields, tuple(inputs), (value,)))
+        step, ident, made_from, outputs = self.step_number, thread.ident, tuple(inputs), (value,)
+        fields = (name, number, module, phase, step, ident, stack, depth, parent, False, made_from, outputs)
         if node is not None:
-            self._mark(call, node, result.output_nr, value)
-        self.on_call(call, (), None)
+            metadata, key = node.metadata, self._key
+            if self.nodes or key in metadata or result.output_nr:
+                self._mark(_new(Call, fields), node, result.output_nr, value)
+            else:
+                metadata[key] = fields
+        if self._take is not None:
+            self._take(fields)
         if len(known) > self._sweep_at:
             self._sweep()
         return result
 
-    def _any_call(self, api: Api, func: Any, args: Any, kwargs: Any) -> Any:
+    def _any_call(self, func: Any, args: Any, kwargs: Any) -> Any:
+        api = self._apis.get(func)
+        if api is None:
+            api = self._apis[func] = api_of(func)
+            if api.is_plain and not self._watches_calls:
+                self._plain[func] = api.name
         if not api.name:
             return func(*args, **kwargs)
         if api.name == "grad" and not api.is_plain:
@@ -241,7 +262,7 @@ class Recorder(TorchFunctionMode):
         tensors_in(args, arguments)
         if kwargs:
             tensors_in(kwargs, arguments)
-        begun = self._begin(api.name, arguments, 2)
+        begun = self._begin(api.name, arguments, 3)
         if begun is None:
             return func(*args, **kwargs)
         try:
@@ -343,7 +364,7 @@ class Recorder(TorchFunctionMode):
 
     def _mark(self, call: Call, node: Any, number: int, value: Value) -> None:
         metadata = node.metadata
-        mark = metadata.get(self._key)
+        mark = self.mark_of(node)
         if mark is None:
             values = (value,) if number == 0 else (None,) * number + (value,)
             mark = metadata[self._key] = tuple.__new__(Mark, (call, type(node).__name__, values))
@@ -392,11 +413,11 @@ class Recorder(TorchFunctionMode):
 
         The call was not seen: it went through a Function's `apply` taken before, or through C++, or was made outside.
         """
-        number, mark = tensor.output_nr, node.metadata.get(self._key)
-        if mark is not None and number < len(mark.values) and mark.values[number] is not None:
-            value = mark.values[number]
-            self._keep(tensor, value)
-            return value
+        number, mark = tensor.output_nr, self.mark_of(node)
+        known = mark.values[number] if mark is not None and number < len(mark.values) else None
+        if known is not None:
+            self._keep(tensor, known)
+            return known
         call = self._unseen(node) if mark is None else mark.call
         index = -1 if number == 0 and mark is None else number
         fields = (call.module, call.api, call.number, index, tensor.shape, tensor.dtype, True)
@@ -424,7 +445,7 @@ class Recorder(TorchFunctionMode):
         for _ in range(8):  # nodes that torch made beside the call's own, such as the transposition in a linear layer
             if node is None:
                 return None
-            mark = node.metadata.get(self._key)
+            mark = self.mark_of(node)
             if mark is not None:
                 return mark.values[number] if number < len(mark.values) else None
             variable = getattr(node, "variable", None)
@@ -450,39 +471,51 @@ class Recorder(TorchFunctionMode):
     # -------------------------------------------------------------------------------------------------- backward
 
     def _run_engine(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Python's part of the engine runs unseen, as this mode is off; the engine itself with the modes entered."""
         modes = [*entered_modes(Recorder), self]
         kwargs = dict(kwargs)
         if func is torch.autograd.grad:
-            run = _engine_grad
+            run = self._engine_grad
         else:
-            run = _engine_backward
+            run = self._engine_backward
             if func is torch.Tensor.backward:
                 args, kwargs = _as_function(*args, **kwargs)
         creates = bool(kwargs.get("create_graph", False))
-        with ExitStack() as contexts:
-            TorchFunctionMode.__enter__(self)
-            contexts.callback(TorchFunctionMode.__exit__, self, None, None, None)
-            for mode in modes:
-                contexts.enter_context(mode._in_engine(creates))
-                contexts.enter_context(mode.around_backward())
-            return run(*args, **kwargs)
-
-    @contextmanager
-    def _in_engine(self, creates_graph: bool) -> Iterator[None]:
-        engines = self._thread().engines
-        engines.append(creates_graph)
+        engines = [mode._thread().engines for mode in modes]
+        for running in engines:
+            running.append(creates)
         try:
-            yield
+            holding = [mode for mode in modes if mode._holds_backward]
+            if not holding:
+                return run(*args, **kwargs)
+            with ExitStack() as contexts:
+                for mode in holding:
+                    contexts.enter_context(mode.around_backward())
+                return run(*args, **kwargs)
         finally:
-            engines.pop()
+            for running in engines:
+                running.pop()
+
+    def _entered(self, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        TorchFunctionMode.__enter__(self)
+        try:
+            return run(*args, **kwargs)
+        finally:
+            TorchFunctionMode.__exit__(self, None, None, None)
 
     def mark_of(self, node: Any) -> Mark | None:
         """What made a node of the backward graph; None if that was not recorded."""
-        return node.metadata.get(self._key)
+        metadata = node.metadata
+        mark = metadata.get(self._key)
+        if mark is None or type(mark) is Mark:
+            return mark
+        # The fields of a call with one result.
+        mark = metadata[self._key] = Mark(_new(Call, mark), type(node).__name__, mark[-1])
+        return mark
 
     def _node_begins(self, gradients: tuple[Tensor | None, ...]) -> None:
         node = current_node()
-        mark = node.metadata.get(self._key)
+        mark = self.mark_of(node)
         if mark is not None:
             with torch._C.DisableTorchFunction():  # what views compute is not the program's doing
                 if isinstance(node, BackwardCFunction):
@@ -491,7 +524,7 @@ class Recorder(TorchFunctionMode):
 
     def _node_ends(self, to: tuple[Tensor | None, ...], came: tuple[Tensor | None, ...]) -> None:
         node = current_node()
-        mark = node.metadata.get(self._key)
+        mark = self.mark_of(node)
         if mark is not None:
             with torch._C.DisableTorchFunction():
                 self.on_node(mark, node, to, came)

@@ -82,13 +82,14 @@ class Trace(Recorder):
         self.rank = Ranks().rank
         self.dir = None if dir is None else Path(dir)
         self._reader = reader
-        self._watches_calls = reader is not None
+        self._watches_calls = self._holds_backward = reader is not None
         self._contents: dict[int, tuple[weakref.ref[Tensor], tuple[int, int], dict[str, Any]]] = {}
         self._unset: dict[int, tuple[weakref.ref[Tensor], int]] = {}
         self._last_gradients: list[tuple[Tensor, dict[str, Any]]] = []
         self._pending: list[Any] = []
         self._file: IO[str] | None = None
         self._writing = threading.Lock()
+        self._take = self._pending.append if self.dir is None else self._add
         if self.dir is not None and self._file_of("trace").exists():
             raise ValueError(f"{self._file_of('trace')} exists: remove that trace, or name another folder")
 
@@ -152,7 +153,8 @@ class Trace(Recorder):
             node.register_hook(self._node_ends)
 
     def _node_ran(self, mark: Mark, to: Any, came: Any) -> None:
-        self._add((mark, self.step_number))
+        assert self._take is not None
+        self._take((mark, self.step_number))
 
     def on_node(self, mark: Mark, node: Any, to: Any, came: Any) -> None:
         read = self._reader
@@ -223,8 +225,8 @@ class Trace(Recorder):
 
     def _flush(self) -> None:
         with self._writing:
-            pending, self._pending = self._pending, []
             if self._file is not None:
+                pending, self._pending = self._pending, []
                 self._file.writelines(json.dumps(_as_json(record)) + "\n" for record in pending)
 
     # ---------------------------------------------------------------------------------------------------- reading
@@ -294,7 +296,7 @@ def read_records(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
 def _as_json(record: Any) -> dict[str, Any]:
     if isinstance(record[0], Mark):
         return _node_line(*record)
-    call, inputs, outputs = (record, None, None) if isinstance(record, Call) else record
+    call, inputs, outputs = (Call(*record), None, None) if isinstance(record[0], str) else record
     line = {"kind": "call", "name": call.name, "api": call.api, "module": call.module, "phase": call.phase}
     line |= {"step": call.step, "thread": call.thread}
     if call.parent:
