@@ -29,6 +29,7 @@ from oarlock.paddle import (
     signal,
     special,
     text,
+    utils,
     version,
     vision,
 )

@@ -3,6 +3,7 @@
 
 from oarlock.paddle.declare import exports as _exports
 from oarlock.paddle.incubate import nn
+from oarlock.paddle.incubate import sampling as _sampling
 from oarlock.paddle.incubate import segments as _segments
 
 globals().update(_exports(_segments.INCUBATE))

@@ -284,9 +284,7 @@ def slice_scatter(x: Tensor, value: Tensor, axes: Any, starts: Any, ends: Any, s
 @api(values="src")
 def select_scatter(x: Tensor, values: Tensor, axis: int, index: int) -> Tensor:
     """`x` with the slice `index` along `axis` replaced."""
-    row = torch.tensor(
-        [index % x.shape[axis]], device=x.device
-    )  # torch.select_scatter has no gradient of complex numbers
+    row = torch.tensor([index % x.shape[axis]], device=x.device)  # torch's own has no gradient of complex numbers
     return torch.index_copy(x, axis, row, values.to(x.dtype).unsqueeze(axis))
 
 

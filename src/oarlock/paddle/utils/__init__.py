@@ -1,0 +1,3 @@
+"""`paddle.utils`: exchange of tensors with other libraries."""
+
+from oarlock.paddle.utils import dlpack as dlpack
