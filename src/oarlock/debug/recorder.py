@@ -106,6 +106,7 @@ class Recorder(TorchFunctionMode):
         self._engine_grad = undispatched(torch.autograd.grad, self._entered)
         self._holds_backward = type(self).around_backward is not Recorder.around_backward
         self._num_entered = 0
+        self._reads = False  # whether a view wants the tensors of calls, if not before plain ones
         # Whether a view wants to know before a call, and its tensors.
         self._watches_calls = type(self).on_begin is not Recorder.on_begin
         self._take: Callable[[Any], None] | None = None if type(self).on_call is Recorder.on_call else self._taken
@@ -120,9 +121,6 @@ class Recorder(TorchFunctionMode):
 
     def on_write(self, call: Call, tensor: Tensor, before: Value | None) -> None:
         """A call writes into a tensor, which records have called `before`."""
-
-    def on_error(self, call: Call, error: BaseException) -> None:
-        """A call raises."""
 
     def on_node_begin(self, mark: Mark, node: Any, gradients: tuple[Tensor | None, ...]) -> None:
         """Before a node of the backward graph runs, with the gradients of its call's outputs."""
@@ -204,7 +202,7 @@ class Recorder(TorchFunctionMode):
             if isinstance(result, FakeTensor):
                 return result  # torch asks itself for a shape
             if not isinstance(result, Tensor):
-                return self._record_results(name, inputs, result)
+                return self._record_results(name, inputs, result, args, kwargs)
         entry = known.get(id(result))
         if entry is not None and entry[0]() is result:
             return result  # as it came
@@ -238,7 +236,9 @@ class Recorder(TorchFunctionMode):
                 self._mark(_new(Call, fields), node, result.output_nr, value)
             else:
                 metadata[key] = fields
-        if self._take is not None:
+        if self._reads:
+            self._read_plain(fields, result, args, kwargs)
+        elif self._take is not None:
             self._take(fields)
         if len(known) > self._sweep_at:
             self._sweep()
@@ -265,12 +265,7 @@ class Recorder(TorchFunctionMode):
         begun = self._begin(api.name, arguments, 3)
         if begun is None:
             return func(*args, **kwargs)
-        try:
-            result = func(*args, **kwargs)
-        except Exception as error:
-            if not _is_early_stop(error):
-                self.on_error(begun[0], error)
-            raise
+        result = func(*args, **kwargs)
         results: list[Tensor] = []
         tensors_in(result, results)
         if api.writes and args and not results:
@@ -281,13 +276,20 @@ class Recorder(TorchFunctionMode):
         self._end(*begun, results, arguments, bool(api.writes or api.written or "out" in kwargs))
         return result
 
-    def _record_results(self, api: str, inputs: list[Value], result: Any) -> Any:
+    def _record_results(self, api: str, inputs: list[Value], result: Any, args: Any, kwargs: Any) -> Any:
         results: list[Tensor] = []
         tensors_in(result, results)
         begun = self._begin(api, [], 3) if results else None
         if begun is not None:
-            self._end(begun[0]._replace(inputs=tuple(inputs)), None, results, [], False)
+            call = begun[0]._replace(inputs=tuple(inputs))
+            seen = self.on_begin(call, _arguments(args, kwargs)) if self._reads else None
+            self._end(call, seen, results, [], False)
         return result
+
+    def _read_plain(self, fields: tuple[Any, ...], result: Tensor, args: Any, kwargs: Any) -> None:
+        """Tensors of a call that has written none, so they are as they were before it."""
+        call = _new(Call, fields)
+        self.on_call(call, (result,), self.on_begin(call, _arguments(args, kwargs)))
 
     def _gradient_of(self, tensor: Tensor, gradient: Tensor | None) -> Tensor | None:
         if gradient is not None:
@@ -548,10 +550,6 @@ class Recorder(TorchFunctionMode):
         functions.append(begun[0])
         try:
             result = run(*args, **kwargs)
-        except Exception as error:
-            if not _is_early_stop(error):
-                self.on_error(begun[0], error)
-            raise
         finally:
             functions.pop()
         results: list[Tensor] = []
@@ -559,6 +557,13 @@ class Recorder(TorchFunctionMode):
         with torch._C.DisableTorchFunction():
             self._end(*begun, results, arguments, False)
         return result
+
+
+def _arguments(args: Any, kwargs: Any) -> list[Tensor]:
+    """As `__torch_function__` finds them."""
+    found: list[Tensor] = []
+    tensors_in(args, found)
+    return found + [value for value in kwargs.values() if isinstance(value, Tensor)] if kwargs else found
 
 
 def gradient_name(mark: Mark, number: int) -> str:
@@ -575,11 +580,6 @@ def _common_path(paths: list[str]) -> str:
             break
         common.append(names[0])
     return ".".join(common)
-
-
-def _is_early_stop(error: Exception) -> bool:
-    """Whether torch's checkpointing leaves a recomputation that has made all that it is for."""
-    return type(error).__name__ == "_StopRecomputationError"
 
 
 def _as_function(

@@ -29,7 +29,7 @@ from torch.autograd.function import BackwardCFunction
 from oarlock.debug.content import Algorithm, Reader
 from oarlock.debug.graph import Graph, graph_of
 from oarlock.debug.names import OVERWRITING, UNINITIALISED, VIEWS, Value
-from oarlock.debug.recorder import Call, Mark, Recorder, gradient_name
+from oarlock.debug.recorder import Call, Mark, Recorder, current_node, gradient_name
 from oarlock.ranks import Ranks
 
 FORMAT = 1
@@ -82,10 +82,11 @@ class Trace(Recorder):
         self.rank = Ranks().rank
         self.dir = None if dir is None else Path(dir)
         self._reader = reader
-        self._watches_calls = self._holds_backward = reader is not None
+        self._reads = self._holds_backward = reader is not None
+        self._watches_calls = False
         self._contents: dict[int, tuple[weakref.ref[Tensor], tuple[int, int], dict[str, Any]]] = {}
         self._unset: dict[int, tuple[weakref.ref[Tensor], int]] = {}
-        self._last_gradients: list[tuple[Tensor, dict[str, Any]]] = []
+        self._last_gradients: dict[int, tuple[Tensor, int, dict[str, Any]]] = {}
         self._pending: list[Any] = []
         self._file: IO[str] | None = None
         self._writing = threading.Lock()
@@ -147,37 +148,31 @@ class Trace(Recorder):
     def _watch(self, node: Any, mark: Mark) -> None:
         if isinstance(node, BackwardCFunction):
             node.register_prehook(self._node_begins)
-        if self._reader is None:
-            node.register_hook(partial(self._node_ran, mark))
-        else:
-            node.register_hook(self._node_ends)
+        node.register_hook(partial(self._node_ran if self._reader is None else self._node_read, mark))
 
     def _node_ran(self, mark: Mark, to: Any, came: Any) -> None:
         assert self._take is not None
         self._take((mark, self.step_number))
 
-    def on_node(self, mark: Mark, node: Any, to: Any, came: Any) -> None:
-        read = self._reader
+    def _node_read(self, mark: Mark, to: Any, came: Any) -> None:
+        read, last = self._reader, self._last_gradients
         assert read is not None
-        last, contents = self._last_gradients, []
-        for gradient in came:
-            same = next((content for other, content in last if other is gradient), None)
-            contents.append(same if same is not None or gradient is None else read(gradient))
-        inputs = [
-            (gradient_name(mark, i), gradient.dtype, gradient.shape, contents[i])
-            for i, gradient in enumerate(came)
-            if gradient is not None
-        ]
-        # What leaves here mostly arrives at the next node as the same tensor.
-        self._last_gradients = [(gradient, read(gradient)) for gradient in to if gradient is not None]
-        read_now = iter(self._last_gradients)
-        outputs = []
-        for edge, gradient in zip(node.next_functions, to, strict=False):
-            if gradient is not None:
-                value = self.value_at(edge)
-                name = "" if value is None else f"{value.name}@grad"
-                outputs.append((name, gradient.dtype, gradient.shape, next(read_now)[1]))
-        self._add((mark, self.step_number, inputs, outputs))
+        inputs, outputs = [], []
+        with torch._C.DisableTorchFunction():
+            for i, gradient in enumerate(came):
+                if gradient is not None:
+                    known = last.get(id(gradient))
+                    is_same = known is not None and known[0] is gradient and known[1] == gradient._version
+                    content = known[2] if known is not None and is_same else read(gradient)
+                    inputs.append((i, gradient.dtype, gradient.shape, content))
+            # What leaves here mostly arrives at the next node as the same tensor.
+            self._last_gradients = last = {}
+            for edge, gradient in zip(current_node().next_functions, to, strict=False):
+                if gradient is not None:
+                    content = read(gradient)
+                    last[id(gradient)] = (gradient, gradient._version, content)
+                    outputs.append((self.value_at(edge), gradient.dtype, gradient.shape, content))
+            self._add((mark, self.step_number, inputs, outputs))
 
     def around_backward(self) -> AbstractContextManager[object]:
         return self._gradients_forgotten()
@@ -187,7 +182,7 @@ class Trace(Recorder):
         try:
             yield
         finally:
-            self._last_gradients = []
+            self._last_gradients = {}
 
     def _read(self, tensor: Tensor, anew: bool = False) -> dict[str, Any]:
         """What is in a tensor, which is not read again while neither its version nor the iteration changes.
@@ -318,10 +313,13 @@ def _node_line(
     if call.stack:
         line["stack"] = call.stack
     if inputs is None or outputs is None:
-        inputs = [(f"{value.name}@grad", value.dtype, value.shape, None) for value in mark.values if value is not None]
+        came = [(f"{value.name}@grad", value.dtype, value.shape, None) for value in mark.values if value is not None]
         needed = dict.fromkeys(value for value in call.inputs if value.needs_grad)
-        outputs = [(f"{value.name}@grad", value.dtype, value.shape, None) for value in needed]
-    return line | {"inputs": list(map(_tensor, inputs)), "outputs": list(map(_tensor, outputs))}
+        to = [(f"{value.name}@grad", value.dtype, value.shape, None) for value in needed]
+    else:
+        came = [(gradient_name(mark, number), *about) for number, *about in inputs]
+        to = [("" if value is None else f"{value.name}@grad", *about) for value, *about in outputs]
+    return line | {"inputs": list(map(_tensor, came)), "outputs": list(map(_tensor, to))}
 
 
 def _tensors(values: Iterable[Value], contents: Iterable[Any] | None) -> list[dict[str, Any]]:
@@ -329,6 +327,6 @@ def _tensors(values: Iterable[Value], contents: Iterable[Any] | None) -> list[di
     return [_tensor((v.name, v.dtype, v.shape, content)) for v, content in zip(values, contents, strict=False)]
 
 
-def _tensor(tensor: tuple[str, torch.dtype, torch.Size, dict[str, Any] | None]) -> dict[str, Any]:
+def _tensor(tensor: tuple[Any, ...]) -> dict[str, Any]:
     name, dtype, shape, content = tensor
     return {"name": name, "dtype": str(dtype).removeprefix("torch."), "shape": list(shape)} | (content or {})
