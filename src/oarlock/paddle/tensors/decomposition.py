@@ -193,7 +193,9 @@ def matrix_transpose(x: Tensor) -> Tensor:
 def pinv(x: Tensor, rcond: Any = 1e-15, hermitian: bool = False) -> Tensor:
     """The pseudo-inverse; singular values below `rcond` (but at least what rounding leaves) of the largest are 0."""
     least = max(x.shape[-2:]) * torch.finfo(x.dtype).eps
-    return torch.linalg.pinv(x, rtol=torch.as_tensor(rcond).to(x.real.dtype).clamp(min=least), hermitian=hermitian)
+    return torch.linalg.pinv(
+        x, rtol=torch.as_tensor(rcond, dtype=x.real.dtype, device=x.device).clamp(min=least), hermitian=hermitian
+    )
 
 
 @api("paddle.Tensor.cond", at=AT)

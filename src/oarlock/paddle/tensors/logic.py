@@ -54,7 +54,8 @@ def logical_not(x: Tensor) -> Tensor:
 @api()
 def equal_all(x: Tensor, y: Tensor) -> Tensor:
     """Whether shapes and all elements are equal, as a 0-D bool tensor."""
-    return torch.tensor(x.shape == y.shape and bool((x == y).all()))
+    same = x.shape == y.shape and bool((x == y).all())
+    return torch.tensor(same, device=x.device)
 
 
 @api()

@@ -166,7 +166,7 @@ def histogram(
 def histogram_bin_edges(input: Tensor, bins: int = 100, min: float = 0.0, max: float = 0.0) -> Tensor:
     """The `bins + 1` edges of the bins of `histogram`."""
     low, high = _range(input, float(min), float(max))
-    return torch.linspace(low, high, bins + 1)
+    return torch.linspace(low, high, bins + 1, device=input.device)
 
 
 @api(weights="weight", ranges="range")
