@@ -40,12 +40,15 @@ def _is_backward(part: Any) -> bool:
 
 
 def _as_index(index: Any) -> Any:
-    """Lists of lists as index tensors."""
-    made = tuple(
-        torch.as_tensor(part) if isinstance(part, list) and any(isinstance(v, (list, tuple)) for v in part) else part
-        for part in _parts(index)
-    )
+    """Lists of lists, or of tensors, as index tensors."""
+    made = tuple(_joined(part) if isinstance(part, list) else part for part in _parts(index))
     return made if isinstance(index, tuple) else made[0]
+
+
+def _joined(part: list[Any]) -> Any:
+    if any(isinstance(v, Tensor) for v in part) and all(isinstance(v, (Tensor, int)) for v in part):
+        return torch.stack([torch.as_tensor(v) for v in part])
+    return torch.as_tensor(part) if any(isinstance(v, (list, tuple)) for v in part) else part
 
 
 def _forward(x: Tensor, index: Any) -> tuple[Tensor, Any]:
