@@ -32,7 +32,7 @@ def _sampled(
     return (*found, eids.flatten()[chosen]) if return_eids and eids is not None else found
 
 
-@api(f"{INCUBATE}.graph_sample_neighbors", at=GEOMETRIC, out=False)
+@api(at=GEOMETRIC, out=False)
 def sample_neighbors(
     row: Tensor,
     colptr: Tensor,
@@ -52,6 +52,21 @@ def sample_neighbors(
     Returns:
         (neighbours, how many each node has, int32), and the chosen `eids` with `return_eids`.
     """
+    return _sampled(row, colptr, input_nodes, sample_size, eids, return_eids)
+
+
+@api(at=INCUBATE, out=False)
+def graph_sample_neighbors(
+    row: Tensor,
+    colptr: Tensor,
+    input_nodes: Tensor,
+    eids: Tensor | None = None,
+    perm_buffer: Tensor | None = None,
+    sample_size: int = -1,
+    return_eids: bool = False,
+    flag_perm_buffer: bool = False,
+) -> tuple[Tensor, ...]:
+    """`sample_neighbors` in the older order of arguments; the buffer of a GPU kernel is not needed."""
     return _sampled(row, colptr, input_nodes, sample_size, eids, return_eids)
 
 
