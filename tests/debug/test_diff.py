@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from oarlock import debug
+from oarlock.digest import sha1
 
 
 class Net(nn.Module):
@@ -139,6 +140,50 @@ def test_a_weight_that_was_written_unseen_is_named() -> None:
     model.layers[1].weight.data.view(torch.int32).view(-1)[7] ^= 1
     report = debug.compare(a, run(model))
     assert next(d.what.split()[0] for d in report.outside) == "layers.1.weight"
+
+
+def test_what_accumulates_in_a_leaf_is_recorded() -> None:
+    model = Net()
+    leaves = [r for r in run(model, steps=1) if r["kind"] == "leaf"]
+    assert {r["module"] for r in leaves} == {name for name, _ in model.named_parameters()}
+    again = Net()
+    torch.manual_seed(2)
+    again(torch.randn(4, 6)).backward()
+    digests = {f"{name}@grad": sha1(parameter.grad) for name, parameter in again.named_parameters()}
+    assert {r["outputs"][0]["name"]: r["outputs"][0]["digest"] for r in leaves} == digests
+    assert all(not p._post_accumulate_grad_hooks for p in model.parameters())
+
+
+def test_a_gradient_that_is_changed_at_its_leaf_is_named() -> None:
+    a, model = run(Net()), Net()
+
+    def flip(leaf: Tensor) -> None:
+        with torch._C.DisableTorchFunction():
+            leaf.grad.view(torch.int32).view(-1)[3] ^= 1
+
+    model.layers[1].bias.register_post_accumulate_grad_hook(flip)
+    report = debug.compare(a, run(model))
+    assert report.first is not None
+    assert report.first.a["name"].startswith("layers.1.bias/accumulate_grad")
+
+
+def test_a_gradient_that_a_hook_changes_in_place_is_seen() -> None:
+    class Hooked(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.layers[0](x)
+            if h.requires_grad:
+                h.register_hook(self.hook)
+            return self.layers[1](h).square().mean()
+
+    def double(g: Tensor) -> None:
+        with torch._C.DisableTorchFunction():
+            g.mul_(2)
+
+    plain, changed = Hooked(), Hooked()
+    plain.hook, changed.hook = (lambda g: None), double
+    report = debug.compare(run(plain), run(changed))
+    assert not report.same
+    assert report.num_different
 
 
 def test_an_operation_too_many_is_named_and_the_rest_still_pairs() -> None:

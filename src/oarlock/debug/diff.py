@@ -91,14 +91,19 @@ def compare(a: Sequence[Record], b: Sequence[Record], *, tolerance: float | None
     replaced = _replacements(only_a, only_b, same)
     events = sorted([*((_place(x), x, y) for x, y in pairs), *((_place(x), x, y) for x, y in replaced)], key=_first)
     parted, made, other_calls = set(), set(), set()
+    gradients = _Gradients(same)
     is_replacement = {id(x) for x, _ in replaced}
     for _, x, y in events:
         inputs_match, reordered = same.inputs(x, y)
         outputs_match = same.tensors(x["outputs"], y["outputs"])
-        if x["kind"] == "leaf" or x.get("call") in other_calls:
+        if x["kind"] == "leaf":
+            inputs_match = gradients.have_come_equal(x)
+        elif x.get("call") in other_calls:
             inputs_match = False  # a node also works with what its call has saved
         elif not (inputs_match and outputs_match):
             other_calls.add(x["name"])
+        if x["kind"] != "call":
+            gradients.note(x, y)
         if id(x) not in is_replacement:
             report.num_different += not outputs_match
         elif report.first is None and inputs_match:
@@ -158,6 +163,29 @@ class _Same:
         if Counter(map(_key, a["inputs"])) == Counter(map(_key, b["inputs"])):
             return True, True
         return False, False
+
+
+class _Gradients:
+    """Gradients by name: what accumulates in a leaf comes from several nodes, and from the iterations before."""
+
+    def __init__(self, same: _Same) -> None:
+        self._same = same
+        self._come: dict[tuple[str, int], bool] = {}
+        self._held_differ: set[str] = set()
+
+    def note(self, x: Record, y: Record) -> None:
+        """A node's or leaf's outputs."""
+        for tensor, other in zip(x["outputs"], y["outputs"], strict=False):
+            name, is_same = tensor["name"], self._same.tensor(tensor, other)
+            if x["kind"] == "node":
+                self._come[name, x["step"]] = is_same and self._come.get((name, x["step"]), True)
+            elif not is_same:
+                self._held_differ.add(name)
+
+    def have_come_equal(self, leaf: Record) -> bool:
+        """Whether all that was added to a leaf is the same in both runs, as far as nodes have told."""
+        name = leaf["outputs"][0]["name"]
+        return self._come.get((name, leaf["step"]), False) and name not in self._held_differ
 
 
 def _key(tensor: Record) -> Hashable:

@@ -132,7 +132,8 @@ def graph_of(
         ValueError: the iteration has no records.
     """
     frames = _read_stacks(stacks)
-    chosen = [record for record in records if record["step"] == step]
+    # What accumulates in a leaf is drawn where the gradients of its name end.
+    chosen = [record for record in records if record["step"] == step and record["kind"] != "leaf"]
     if not chosen:
         raise ValueError(f"the trace has no records of step {step}")
     graph, makers = Graph(), {}

@@ -28,6 +28,7 @@ from torch.autograd.function import BackwardCFunction
 
 from oarlock.debug.content import Algorithm, Reader
 from oarlock.debug.graph import Graph, graph_of
+from oarlock.debug.leaves import API, Accumulation, Leaves
 from oarlock.debug.names import OVERWRITING, UNINITIALISED, VIEWS, Value
 from oarlock.debug.recorder import Call, Mark, Recorder, current_node, gradient_name
 from oarlock.ranks import Ranks
@@ -52,8 +53,9 @@ def trace(
         model: gives modules and parameters their names; None names modules by class.
         dir: folder for the files; None keeps records in memory (`Trace.records`).
         stacks: keep the call stack of each call, which is also that of its backward node.
-        nodes: record backward nodes when they run, and gradients that reach parameters.
-        digests: also what is in each tensor: "sha1", "md5" or "digest64"; see `content.Reader`.
+        nodes: record backward nodes when they run.
+        digests: also what is in each tensor, and what the gradients of leaves have become: "sha1", "md5" or
+            "digest64"; see `content.Reader`.
         decimals: round before hashing.
         probes: also numbers that can be compared with a tolerance.
 
@@ -87,6 +89,7 @@ class Trace(Recorder):
         self._contents: dict[int, tuple[weakref.ref[Tensor], tuple[int, int], dict[str, Any]]] = {}
         self._unset: dict[int, tuple[weakref.ref[Tensor], int]] = {}
         self._last_gradients: dict[int, tuple[Tensor, int, dict[str, Any]]] = {}
+        self._leaves = Leaves(self._accumulated)
         self._pending: list[Any] = []
         self._file: IO[str] | None = None
         self._writing = threading.Lock()
@@ -111,6 +114,8 @@ class Trace(Recorder):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         super().__exit__(kind, error, trace)
+        if self._num_entered == 0:
+            self._leaves.release()
         if self._num_entered == 0 and self._file is not None:
             self._flush()
             self._file.close()
@@ -130,6 +135,9 @@ class Trace(Recorder):
             return None
         unread = call.api in OVERWRITING
         looks = call.api in VIEWS
+        for value, tensor in zip(call.inputs, arguments, strict=False):
+            if value.needs_grad and tensor.is_leaf:
+                self._leaves.watch(tensor, value)
         return [
             {} if (unread and i == 0) or (looks and self._is_unset(tensor)) else self._read(tensor)
             for i, tensor in enumerate(arguments)
@@ -174,6 +182,14 @@ class Trace(Recorder):
                     outputs.append((self.value_at(edge), gradient.dtype, gradient.shape, content))
             self._add((mark, self.step_number, inputs, outputs))
 
+    def _accumulated(self, value: Value, leaf: Tensor) -> None:
+        with torch._C.DisableTorchFunction():
+            gradient = leaf.grad
+            if gradient is not None:
+                number = self._counts[API] = self._counts.get(API, 0) + 1
+                content = self._read(gradient, anew=True)
+                self._add(Accumulation(value, number, self.step_number, gradient.dtype, gradient.shape, content))
+
     def around_backward(self) -> AbstractContextManager[object]:
         return self._gradients_forgotten()
 
@@ -208,6 +224,7 @@ class Trace(Recorder):
 
     def _sweep(self) -> None:
         super()._sweep()
+        self._leaves.sweep()
         for table in (self._contents, self._unset):
             for key, (ref, *_) in list(table.items()):
                 if ref() is None:
@@ -289,6 +306,8 @@ def read_records(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
 
 def _as_json(record: Any) -> dict[str, Any]:
+    if isinstance(record, Accumulation):
+        return record.line()
     if isinstance(record[0], Mark):
         return _node_line(*record)
     call, inputs, outputs = (Call(*record), None, None) if isinstance(record[0], str) else record
