@@ -16,16 +16,21 @@ import torch as _torch
 
 from oarlock.paddle import (
     audio,
+    autograd,
     compat,
     fft,
     framework,
     geometric,
     incubate,
     inplace,
+    io,
     linalg,
     methods,
     nn,
+    optimizer,
+    regularizer,
     sampling,
+    serialization,
     signal,
     special,
     text,
@@ -36,6 +41,7 @@ from oarlock.paddle import (
 from oarlock.paddle import dtypes as _dtypes
 from oarlock.paddle.declare import exports as _exports
 from oarlock.paddle.dtypes import CPUPlace, CUDAPinnedPlace, CUDAPlace, CustomPlace, Place, XPUPlace
+from oarlock.paddle.nn.parameter import ParamAttr
 from oarlock.paddle.patch import patch_tensor, unpatch_tensor
 from oarlock.paddle.strict import strict
 from oarlock.paddle.tensor_class import Tensor

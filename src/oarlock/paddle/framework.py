@@ -235,15 +235,3 @@ def set_printoptions(
 ) -> None:
     """How tensors are printed."""
     torch.set_printoptions(precision, threshold, edgeitems, linewidth, sci_mode=sci_mode)
-
-
-@api(out=False)
-def save(obj: Any, path: Any, protocol: int = 4, **configs: Any) -> None:
-    """Write an object with torch's file format."""
-    torch.save(obj, path, pickle_protocol=protocol)
-
-
-@api(out=False)
-def load(path: Any, **configs: Any) -> Any:
-    """Read what `save` wrote. Files of PaddlePaddle itself are read by `oarlock convert`."""
-    return torch.load(path, weights_only=True)

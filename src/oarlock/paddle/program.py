@@ -6,6 +6,7 @@ import importlib.util
 import os
 import runpy
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -15,6 +16,7 @@ from typing import Any
 
 OURS = "oarlock.paddle"
 SHIM = Path(__file__).parent / "shim"
+STRICT = "OARLOCK_PADDLE_STRICT"  # tells child processes which Tensor class the program asked for
 
 
 class _Modules(MetaPathFinder, Loader):
@@ -42,10 +44,13 @@ class _Modules(MetaPathFinder, Loader):
 
 
 @contextlib.contextmanager
-def as_paddle() -> Iterator[None]:
+def as_paddle(strict: bool = False) -> Iterator[None]:
     """Within the block, `import paddle` gives `oarlock.paddle`, with the names of Paddle's tensors on torch.Tensor.
 
     Child processes that start within the block inherit it, those of `multiprocessing` too.
+
+    Args:
+        strict: tensors follow Paddle's conventions where the two conflict (`oarlock.paddle.strict`).
 
     Raises:
         RuntimeError: the real Paddle was imported before.
@@ -56,13 +61,17 @@ def as_paddle() -> Iterator[None]:
     if present is not None and present is not paddle:
         raise RuntimeError(f"paddle is imported already, from {present.__file__}; start a fresh process")
     finder = _Modules()
-    before = os.environ.get("PYTHONPATH")
+    before = {name: os.environ.get(name) for name in ("PYTHONPATH", STRICT)}
     sys.meta_path.insert(0, finder)
     sys.path.append(str(SHIM))  # children of `multiprocessing` get this list instead of PYTHONPATH
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(SHIM), before]))
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(SHIM), before["PYTHONPATH"]]))
+    os.environ[STRICT] = str(int(strict))
     names = paddle.patch_tensor()
     try:
-        yield
+        with warnings.catch_warnings(), paddle.strict() if strict else contextlib.nullcontext():
+            # float(loss) is how one reads a loss in Paddle.
+            warnings.filterwarnings("ignore", "Converting a tensor with requires_grad=True to a scalar")
+            yield
     finally:
         if names:
             paddle.unpatch_tensor()
@@ -70,7 +79,8 @@ def as_paddle() -> Iterator[None]:
         sys.path.remove(str(SHIM))
         for name in [name for name in sys.modules if name == "paddle" or name.startswith("paddle.")]:
             del sys.modules[name]
-        os.environ.pop("PYTHONPATH") if before is None else os.environ.update(PYTHONPATH=before)
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})
 
 
 _child = contextlib.ExitStack()
@@ -79,10 +89,10 @@ _child = contextlib.ExitStack()
 def install_in_child() -> None:
     """What the parent's `as_paddle` did, for the whole life of a child process."""
     sys.modules.pop("paddle", None)
-    _child.enter_context(as_paddle())
+    _child.enter_context(as_paddle(os.environ.get(STRICT) == "1"))
 
 
-def run_program(script: str, arguments: Sequence[str] = ()) -> None:
+def run_program(script: str, arguments: Sequence[str] = (), strict: bool = False) -> None:
     """Run a script as `python script arguments...` would, with `paddle` resolved here."""
     path = Path(script)
     if not path.is_file():
@@ -90,7 +100,7 @@ def run_program(script: str, arguments: Sequence[str] = ()) -> None:
     before = sys.argv, sys.path[:]
     sys.argv, sys.path[0:0] = [script, *arguments], [str(path.resolve().parent)]
     try:
-        with as_paddle():
+        with as_paddle(strict):
             runpy.run_path(script, run_name="__main__")
     finally:
         sys.argv, sys.path[:] = before

@@ -1,7 +1,85 @@
-"""`paddle.nn`: the functions of networks and the initialisers."""
+"""`paddle.nn`: layers, the functions of networks, initialisers and gradient clipping."""
 
-from torch.nn import Parameter
+from oarlock.paddle.nn import functional, init, initializer, layer
+from oarlock.paddle.nn.clip import ClipGradByGlobalNorm, ClipGradByNorm, ClipGradByValue
+from oarlock.paddle.nn.layer.containers import LayerDict, LayerList, ParameterDict, ParameterList, Sequential
+from oarlock.paddle.nn.layer.functions import CLASSES as _CLASSES
+from oarlock.paddle.nn.layer.layers import Layer
+from oarlock.paddle.nn.layer.norm import (
+    BatchNorm,
+    BatchNorm1D,
+    BatchNorm2D,
+    BatchNorm3D,
+    GroupNorm,
+    InstanceNorm1D,
+    InstanceNorm2D,
+    InstanceNorm3D,
+    LayerNorm,
+    RMSNorm,
+    SpectralNorm,
+    SyncBatchNorm,
+)
+from oarlock.paddle.nn.layer.weighted import (
+    Bilinear,
+    Conv1D,
+    Conv1DTranspose,
+    Conv2D,
+    Conv2DTranspose,
+    Conv3D,
+    Conv3DTranspose,
+    Embedding,
+    Linear,
+    PReLU,
+)
+from oarlock.paddle.nn.parameter import ParamAttr, Parameter
 
-from oarlock.paddle.nn import functional, init
+globals().update(_CLASSES)
+Conv1d, Conv2d, Conv3d = Conv1D, Conv2D, Conv3D
+Module, ModuleList, ModuleDict = Layer, LayerList, LayerDict
 
-__all__ = ["Parameter", "functional", "init"]
+__all__ = [
+    "BatchNorm",
+    "BatchNorm1D",
+    "BatchNorm2D",
+    "BatchNorm3D",
+    "Bilinear",
+    "ClipGradByGlobalNorm",
+    "ClipGradByNorm",
+    "ClipGradByValue",
+    "Conv1D",
+    "Conv1DTranspose",
+    "Conv1d",
+    "Conv2D",
+    "Conv2DTranspose",
+    "Conv2d",
+    "Conv3D",
+    "Conv3DTranspose",
+    "Conv3d",
+    "Embedding",
+    "GroupNorm",
+    "InstanceNorm1D",
+    "InstanceNorm2D",
+    "InstanceNorm3D",
+    "Layer",
+    "LayerDict",
+    "LayerList",
+    "LayerNorm",
+    "Linear",
+    "Module",
+    "ModuleDict",
+    "ModuleList",
+    "PReLU",
+    "ParamAttr",
+    "Parameter",
+    "ParameterDict",
+    "ParameterList",
+    "RMSNorm",
+    "Sequential",
+    "SpectralNorm",
+    "SyncBatchNorm",
+    "functional",
+    "init",
+    "initializer",
+    "layer",
+    *_CLASSES,
+]

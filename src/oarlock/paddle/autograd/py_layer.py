@@ -1,0 +1,162 @@
+"""`PyLayer`: an operation with a backward of one's own.
+
+    class Square(PyLayer):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x * x
+
+        @staticmethod
+        def backward(ctx, grad):
+            (x,) = ctx.saved_tensor()
+            return 2 * x * grad
+
+`backward` gets a gradient for each tensor that forward returned, and returns one for each *tensor* among forward's
+arguments, in their order (torch's Functions: one for each argument).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+
+class PyLayerContext:
+    """What forward leaves for backward; any attribute may be set on it."""
+
+    def __init__(self) -> None:
+        self.__dict__["_tensors"] = ()
+        self.__dict__["_without_gradient"] = ()
+        self.__dict__["_materialize"] = True
+        self.__dict__["_consistent"] = True
+
+    def save_for_backward(self, *tensors: Any) -> None:
+        """Keep tensors for backward; once, in forward."""
+        self.__dict__["_tensors"] = tensors
+
+    def saved_tensor(self) -> Any:
+        """What was kept."""
+        return self.__dict__["_tensors"]
+
+    @property
+    def saved_tensors(self) -> Any:
+        """The same, in torch's spelling."""
+        return self.__dict__["_tensors"]
+
+    def mark_not_inplace(self, *tensors: Any) -> None:
+        """Say that results which are inputs are to be new tensors; they are in any case."""
+
+    def mark_non_differentiable(self, *tensors: Tensor) -> None:
+        """Say that results have no gradient."""
+        self.__dict__["_without_gradient"] = tensors
+
+    def set_materialize_grads(self, value: bool) -> None:
+        """Whether backward gets zeros (or None) for results without a gradient."""
+        self.__dict__["_materialize"] = value
+
+    def set_grad_in_dtype_consistent(self, flag: bool) -> None:
+        """Whether backward gets gradients in the dtype of the results.
+
+        torch's engine gives them so in any case.
+
+        Raises:
+            ValueError: False, which would hand on gradients of other dtypes.
+        """
+        if not flag:
+            raise ValueError("gradients come in the dtype of the results here; cast in backward instead")
+
+
+class PyLayer:
+    """Base of own operations; see the module."""
+
+    @staticmethod
+    def forward(ctx: Any, *args: Any, **kwargs: Any) -> Any:
+        """What the operation computes."""
+        raise NotImplementedError("You must implement the forward function for PyLayer.")
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        """Its gradients."""
+        raise NotImplementedError("You must implement the backward function for PyLayer.")
+
+    @classmethod
+    def apply(cls, *args: Any, **kwargs: Any) -> Any:
+        """Run the operation."""
+        leaves, spec = tree_flatten((args, kwargs))
+        return _unpacked(_Bridge.apply(cls, spec, *leaves))
+
+
+def _unpacked(results: tuple[Any, ...]) -> Any:
+    spec, *leaves = results
+    return tree_unflatten(list(leaves), spec)
+
+
+class _Bridge(torch.autograd.Function):
+    """One torch Function for all PyLayers: arguments come flat, so that each tensor is one of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, layer: type[PyLayer], spec: Any, *leaves: Any) -> Any:
+        own = PyLayerContext()
+        args, kwargs = tree_unflatten(list(leaves), spec)
+        result = layer.forward(own, *args, **kwargs)
+        flat, out_spec = tree_flatten(result)
+        # A result that is an argument becomes a tensor of its own, as everywhere in Paddle.
+        given = {id(leaf) for leaf in leaves if isinstance(leaf, Tensor)}
+        kept = own.__dict__["_tensors"]
+        made = [each.view_as(each) if isinstance(each, Tensor) and id(each) in given else each for each in flat]
+        saved = _tensors(kept)
+        position = {id(tensor): i for i, tensor in enumerate(saved)}
+        ctx.save_for_backward(*saved)
+        own.__dict__["_tensors"] = _replaced(kept, lambda tensor: _Kept(position[id(tensor)]))
+        without = {id(each) for each in own.__dict__["_without_gradient"]}
+        ctx.mark_non_differentiable(
+            *(new for old, new in zip(flat, made, strict=True) if isinstance(new, Tensor) and id(old) in without)
+        )
+        ctx.set_materialize_grads(own.__dict__["_materialize"])
+        ctx.own, ctx.layer = own, layer
+        ctx.is_result = [False, *(isinstance(each, Tensor) for each in made)]
+        ctx.is_tensor = [isinstance(leaf, Tensor) for leaf in leaves]
+        ctx.inputs = [(leaf.shape, leaf.dtype) if isinstance(leaf, Tensor) else None for leaf in leaves]
+        return (out_spec, *made)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+        own: PyLayerContext = ctx.own
+        kept, saved = own.__dict__["_tensors"], ctx.saved_tensors
+        own.__dict__["_tensors"] = _restored(kept, saved)
+        try:
+            found = ctx.layer.backward(own, *(g for g, wanted in zip(grads, ctx.is_result, strict=True) if wanted))
+        finally:
+            own.__dict__["_tensors"] = kept
+        given = list(found) if isinstance(found, (tuple, list)) else [found]
+        count = sum(ctx.is_tensor)
+        if len(given) != count:
+            raise ValueError(
+                f"{ctx.layer.__name__}.backward returned {len(given)} gradients for {count} tensors of forward; "
+                "return one for each tensor, None where there is none"
+            )
+        gradients = iter(given)
+        return (None, None, *(next(gradients) if wanted else None for wanted in ctx.is_tensor))
+
+
+class _Kept:
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+def _tensors(kept: Sequence[Any]) -> list[Tensor]:
+    return [leaf for leaf in tree_flatten(kept)[0] if isinstance(leaf, Tensor)]
+
+
+def _replaced(kept: Any, change: Any) -> Any:
+    leaves, spec = tree_flatten(kept)
+    return tree_unflatten([change(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves], spec)
+
+
+def _restored(kept: Any, saved: Sequence[Tensor]) -> Any:
+    leaves, spec = tree_flatten(kept)
+    return tree_unflatten([saved[leaf.number] if isinstance(leaf, _Kept) else leaf for leaf in leaves], spec)

@@ -1,0 +1,258 @@
+"""`Layer`, the base of all layers: a torch.nn.Module with Paddle's names for its parts."""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from oarlock.paddle.dtypes import as_device, as_dtype, as_ints
+from oarlock.paddle.nn.initializer import default_initializer
+from oarlock.paddle.nn.parameter import ParamAttr, Parameter, unique_name
+
+
+class Layer(nn.Module):
+    """A part of a network.
+
+    Args:
+        name_scope: prefix of the names of its parameters; the class's name by default.
+        dtype: of its parameters.
+    """
+
+    def __init__(self, name_scope: str | None = None, dtype: Any = "float32") -> None:
+        super().__init__()
+        self._dtype = as_dtype(dtype)
+        self._full_name = unique_name(name_scope or _snake(type(self).__name__))
+        self._num_parameters = {"w": 0, "b": 0}
+
+    def full_name(self) -> str:
+        """The name that is unique in the process, such as `linear_0`."""
+        return self._full_name
+
+    # ------------------------------------------------------------------------------------------------- making parts
+
+    def create_parameter(
+        self,
+        shape: Any,
+        attr: Any = None,
+        dtype: Any = None,
+        is_bias: bool = False,
+        default_initializer: Callable[[Tensor], Any] | None = None,
+        device: Any = None,
+        requires_grad: bool = True,
+    ) -> Parameter | None:
+        """A parameter, filled; None where `attr` is False. Assign it to an attribute to make it part of the layer.
+
+        Args:
+            shape: its sizes.
+            attr: a ParamAttr, a name, an initialiser; False for none.
+            dtype: the layer's by default.
+            is_bias: filled with zeros by default, other parameters by XavierUniform.
+            default_initializer: where `attr` has none.
+        """
+        chosen = ParamAttr.of(attr)
+        if chosen is None:
+            return None
+        kind = "b" if is_bias else "w"
+        prefix = f"{self._full_name}.{kind}"
+        tensor = torch.empty(as_ints(shape), dtype=as_dtype(dtype) or self._dtype, device=as_device(device))
+        made = chosen.make(tensor, default_initializer or _default(is_bias), prefix)
+        if not requires_grad:
+            made.requires_grad_(False)
+        return made
+
+    def create_tensor(self, name: str | None = None, persistable: bool | None = None, dtype: Any = None) -> Tensor:
+        """An empty tensor of the layer's dtype."""
+        return torch.empty(0, dtype=as_dtype(dtype) or self._dtype)
+
+    create_variable = create_tensor
+
+    def add_parameter(self, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
+        """Make a parameter part of the layer."""
+        self.register_parameter(name, parameter)
+        return parameter
+
+    def add_sublayer(self, name: str, sublayer: nn.Module) -> nn.Module:
+        """Make a layer part of this one; names may hold dots nowhere."""
+        self.add_module(str(name), sublayer)
+        return sublayer
+
+    def register_buffer(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, name: str, tensor: Tensor | None, persistable: bool = True, **more: Any
+    ) -> None:
+        """A tensor that belongs to the layer and is not trained; `persistable` ones are in the state dict."""
+        super().register_buffer(name, tensor, more.get("persistent", persistable))
+
+    # --------------------------------------------------------------------------------------------------- its parts
+
+    def parameters(self, include_sublayers: bool = True, **more: Any) -> list[nn.Parameter]:  # type: ignore[override]
+        """Its parameters, each once."""
+        return list(super().parameters(more.get("recurse", include_sublayers)))
+
+    def named_parameters(  # type: ignore[override]
+        self, prefix: str = "", include_sublayers: bool = True, remove_duplicate: bool = True, **more: Any
+    ) -> Iterator[tuple[str, nn.Parameter]]:
+        """Its parameters with their names in the state dict."""
+        return super().named_parameters(prefix, more.get("recurse", include_sublayers), remove_duplicate)
+
+    def buffers(self, include_sublayers: bool = True, **more: Any) -> list[Tensor]:  # type: ignore[override]
+        """Its buffers, each once."""
+        return list(super().buffers(more.get("recurse", include_sublayers)))
+
+    def named_buffers(  # type: ignore[override]
+        self, prefix: str = "", include_sublayers: bool = True, remove_duplicate: bool = True, **more: Any
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Its buffers with their names."""
+        return super().named_buffers(prefix, more.get("recurse", include_sublayers), remove_duplicate)
+
+    def sublayers(self, include_self: bool = False) -> list[nn.Module]:
+        """All layers below."""
+        return [layer for _, layer in self.named_sublayers(include_self=include_self)]
+
+    def named_sublayers(
+        self, prefix: str = "", include_self: bool = False, layers_set: set[Any] | None = None,
+        remove_duplicate: bool = True,
+    ) -> Iterator[tuple[str, nn.Module]]:  # fmt: skip
+        """All layers below, with their names."""
+        for name, layer in self.named_modules(layers_set, prefix, remove_duplicate):
+            if include_self or layer is not self:
+                yield name, layer
+
+    def children(self) -> list[nn.Module]:  # type: ignore[override]
+        """The layers directly below."""
+        return list(super().children())
+
+    # ------------------------------------------------------------------------------------------------------- hooks
+
+    def register_forward_post_hook(
+        self, hook: Callable[..., Any], *, prepend: bool = False, with_kwargs: bool = False, always_call: bool = False
+    ) -> Any:
+        """Called with (layer, inputs, outputs) behind forward; what it returns replaces the outputs."""
+        return self.register_forward_hook(hook, prepend=prepend, with_kwargs=with_kwargs, always_call=always_call)
+
+    # ------------------------------------------------------------------------------------------------------- state
+
+    def state_dict(  # type: ignore[override]
+        self,
+        destination: Any = None,
+        include_sublayers: bool = True,
+        structured_name_prefix: str = "",
+        use_hook: bool = True,
+        keep_vars: bool = True,
+        **more: Any,
+    ) -> dict[str, Tensor]:
+        """Parameters and persistable buffers by name, the tensors themselves."""
+        prefix = more.get("prefix", structured_name_prefix)
+        if not include_sublayers:
+            found: OrderedDict[str, Tensor] = OrderedDict()
+            self._save_to_state_dict(found, prefix, True)
+        else:
+            found = super().state_dict(destination=destination, prefix=prefix, keep_vars=True)
+        return found if keep_vars else OrderedDict((name, value.detach()) for name, value in found.items())
+
+    def set_state_dict(
+        self, state_dict: Mapping[str, Any], use_structured_name: bool = True
+    ) -> tuple[list[str], list[str]]:
+        """Copy values into the parameters and buffers of the same names.
+
+        Args:
+            state_dict: name -> tensor or array.
+            use_structured_name: names are those of `state_dict()`; False: those of the parameters themselves
+                (`linear_0.w_0`).
+
+        Returns:
+            (names of the layer without a value, names without a place in the layer).
+
+        Raises:
+            ValueError: another shape; nothing has changed.
+        """
+        own = self.state_dict()
+        if not use_structured_name:
+            own = {getattr(value, "name", None) or name: value for name, value in own.items()}
+        matched: list[tuple[Tensor, Tensor]] = []
+        for name, target in own.items():
+            if name not in state_dict:
+                continue
+            value = state_dict[name]
+            source = value if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value))
+            if source.shape != target.shape:
+                raise ValueError(
+                    f"{name} receives a shape {list(source.shape)}, but the expected shape is {list(target.shape)}"
+                )
+            matched.append((target, source))
+        with torch.no_grad():
+            for target, source in matched:
+                target.copy_(source)
+        return [name for name in own if name not in state_dict], [name for name in state_dict if name not in own]
+
+    set_dict = load_dict = set_state_dict
+
+    def clear_gradients(self, set_to_zero: bool = True) -> None:
+        """Zero, or forget, the gradients of all parameters."""
+        self.zero_grad(set_to_none=not set_to_zero)
+
+    # -------------------------------------------------------------------------------------------- dtype and device
+
+    def to(  # type: ignore[override]
+        self, device: Any = None, dtype: Any = None, blocking: bool | None = None, non_blocking: bool | None = None
+    ) -> Self:
+        """Move or convert parameters and buffers; only those of fractional dtypes are converted."""
+        if isinstance(device, torch.dtype) or (isinstance(device, str) and device in _DTYPE_WORDS):
+            device, dtype = None, device
+        options = {"device": as_device(device), "dtype": as_dtype(dtype)}
+        super().to(non_blocking=bool(non_blocking) or blocking is False, **{k: v for k, v in options.items() if v})
+        if options["dtype"] is not None:
+            for layer in self.modules():
+                if isinstance(layer, Layer):
+                    layer._dtype = options["dtype"]
+        return self
+
+    def astype(self, dtype: Any) -> Self:
+        """Convert parameters and buffers of fractional dtypes."""
+        return self.to(dtype=dtype)
+
+    def float(self, excluded_layers: Any = None) -> Self:
+        """float32."""
+        return self._cast(torch.float32, excluded_layers)
+
+    def float16(self, excluded_layers: Any = None) -> Self:
+        """float16; layers of `excluded_layers` (batch norms by default) stay."""
+        return self._cast(torch.float16, _norms() if excluded_layers is None else excluded_layers)
+
+    def bfloat16(self, excluded_layers: Any = None) -> Self:
+        """bfloat16; layers of `excluded_layers` (batch norms by default) stay."""
+        return self._cast(torch.bfloat16, _norms() if excluded_layers is None else excluded_layers)
+
+    def _cast(self, dtype: torch.dtype, excluded: Any) -> Self:
+        kinds = tuple(excluded) if isinstance(excluded, Sequence) else (excluded,) if excluded else ()
+        for layer in self.modules():
+            if kinds and isinstance(layer, kinds):
+                continue
+            for tensor in (*layer._parameters.values(), *layer._buffers.values()):
+                if tensor is not None and tensor.is_floating_point():
+                    tensor.data = tensor.data.to(dtype)
+        return self
+
+
+_DTYPE_WORDS = frozenset(["float16", "bfloat16", "float32", "float64", "half", "float", "double"])
+
+
+def _default(is_bias: bool) -> Callable[[Tensor], Any]:
+    return default_initializer(is_bias)
+
+
+def _norms() -> tuple[type[nn.Module], ...]:
+    from oarlock.paddle.nn.layer.norm import BatchNorm, BatchNorm1D, BatchNorm2D, BatchNorm3D
+
+    return BatchNorm, BatchNorm1D, BatchNorm2D, BatchNorm3D
+
+
+def _snake(name: str) -> str:
+    """Conv2DTranspose -> conv2d_transpose, as Paddle names scopes."""
+    text = re.sub(r"(.)([A-Z][a-z]+)", r"\1_\2", name)
+    return re.sub(r"([a-z])([A-Z])", r"\1_\2", text).lower()

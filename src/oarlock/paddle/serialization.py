@@ -1,0 +1,82 @@
+"""`save` and `load`: Paddle's own files, without running what is in them, and safetensors."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from oarlock.checkpoint.paddle import load_state_file, save_state_file
+from oarlock.paddle.declare import api
+
+
+@api(out=False)
+def save(obj: Any, path: Any, protocol: int = 4, **configs: Any) -> None:
+    """Write tensors, and dicts and lists of them with numbers and texts between, as `paddle.load` reads them.
+
+    The file has Paddle's format: real Paddle reads it, too. It appears by one rename, whole or not at all.
+
+    Args:
+        obj: state dicts of layers and optimizers, tensors, nested as wished.
+        path: of the file; folders are made.
+        protocol: taken; the file is always one that all of Paddle's protocols read.
+        configs: `safetensors=True` writes a flat dict of tensors as safetensors.
+
+    Raises:
+        TypeError: a value of another type.
+    """
+    target = Path(os.fspath(path))
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if configs.get("safetensors"):
+        from safetensors.torch import save_file
+
+        tensors = {name: _plain(value).contiguous() for name, value in obj.items()}
+        save_file({name: tensor.clone() for name, tensor in tensors.items()}, target)
+        return
+    save_state_file(target, _plain(obj))
+
+
+@api(out=False)
+def load(path: Any, **configs: Any) -> Any:
+    """Read what `save` wrote, here or with Paddle; nothing in the file is run.
+
+    Args:
+        path: of the file.
+        configs: `safetensors=True` reads safetensors; `return_numpy=True` gives arrays.
+    """
+    source = Path(os.fspath(path))
+    if not source.exists():
+        raise ValueError(f"The ``path``: {path} does not exist")
+    if configs.get("safetensors"):
+        from safetensors.torch import load_file
+
+        found: Any = load_file(source)
+    else:
+        found = load_state_file(source)
+    return _as_arrays(found) if configs.get("return_numpy") else found
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach().as_subclass(Tensor)
+    if isinstance(value, np.ndarray):
+        return torch.from_numpy(value)
+    if isinstance(value, dict):
+        return {key: _plain(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_plain(each) for each in value) if type(value) in (list, tuple) else list(map(_plain, value))
+    return value
+
+
+def _as_arrays(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.float().numpy() if value.dtype == torch.bfloat16 else value.numpy()
+    if isinstance(value, dict):
+        return {key: _as_arrays(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_as_arrays(each) for each in value)
+    return value
