@@ -212,15 +212,15 @@ def cond(x: Tensor, p: Any = None) -> Tensor:
 def cov(
     x: Tensor, rowvar: bool = True, ddof: bool = True, fweights: Tensor | None = None, aweights: Tensor | None = None
 ) -> Tensor:
-    """The covariances of the rows, or of the columns if not `rowvar`."""
-    rows = x if rowvar or x.ndim < 2 else x.mT
+    """The covariances of the rows, or of the columns if not `rowvar`; a single row stays one."""
+    rows = x if rowvar or x.ndim < 2 or x.shape[0] == 1 else x.mT
     return torch.cov(rows, correction=int(ddof), fweights=fweights, aweights=aweights).to(x.dtype)
 
 
 @api("paddle.Tensor.corrcoef", at=AT)
 def corrcoef(x: Tensor, rowvar: bool = True) -> Tensor:
     """The correlations of the rows, or of the columns if not `rowvar`."""
-    return torch.corrcoef(x if rowvar or x.ndim < 2 else x.mT)
+    return torch.corrcoef(x if rowvar or x.ndim < 2 or x.shape[0] == 1 else x.mT)
 
 
 @api("paddle.Tensor.householder_product", at=AT)

@@ -204,12 +204,12 @@ def median(x: Tensor, axis: Any = None, keepdim: bool = False, mode: str = "avg"
 
 @api(axis="")
 def nanmedian(x: Tensor, axis: Any = None, keepdim: bool = False, mode: str = "avg", *, dim: Any = None) -> Any:
-    """Median over `axis` of what is not NaN, as `median`; of integers an integer. Several axes give no indices."""
+    """Median over `axis` of what is not NaN, as `median`; of integers an integer. A list of axes gives no indices."""
     if dim is not None:
         axis, mode = dim, "min"
     _check_mode(mode)
     rows, kept = _last(x, axis)
-    indexed = mode == "min" and axis is not None and len(all_dims(x, axis)) == 1
+    indexed = mode == "min" and axis is not None and not isinstance(axis, (list, tuple))
     if not rows.shape[-1]:
         return _nothing(x, rows, kept, keepdim, indexed)
     count = (~torch.isnan(rows)).sum(-1, keepdim=True)

@@ -232,7 +232,7 @@ def unique_consecutive(
     axis = axis[0] if isinstance(axis, (list, tuple)) and axis else axis
     axis = None if isinstance(axis, (list, tuple)) else axis
     if not x.numel():
-        return _none_distinct(x, return_inverse + return_counts, dtype)
+        return _none_distinct(x.flatten() if axis is None else x, return_inverse + return_counts, dtype)
     values, inverse, counts = torch.unique_consecutive(x, True, True, axis)
     found = [values]
     if return_inverse:
