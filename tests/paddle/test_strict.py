@@ -3,6 +3,7 @@
 
 import copy
 import json
+from typing import Any
 
 import pytest
 import torch
@@ -111,6 +112,31 @@ def test_out_names_and_copies() -> None:
             "Tensor(shape=[2, 3], dtype=float32, place=Place(cpu), stop_gradient=True,\n"
             "       [[1., 1., 1.],\n        [1., 1., 1.]])"
         )
+
+
+def test_operations_of_the_user_are_strict_in_both_passes() -> None:
+    seen = []
+
+    class Square(paddle.autograd.PyLayer):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            seen.append(x.shape + [0])
+            ctx.save_for_backward(x, x * x)
+            return x * x
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+            x, square = ctx.saved_tensor()
+            seen.extend([x.shape + [1], square.shape + [2], gradient.shape + [3]])
+            return 2 * x * gradient
+
+    with paddle.strict():
+        x = paddle.to_tensor([1.0, 2.0], stop_gradient=False)
+        made = Square.apply(x)
+        assert made.shape == [2]
+        made.sum().backward()
+        assert x.grad.tolist() == [2.0, 4.0]
+    assert seen == [[2, 0], [2, 1], [2, 2], [2, 3]]
 
 
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW])

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from oarlock.paddle import operators, tensor_class
+from oarlock.paddle.autograd import PyLayer
 from oarlock.paddle.declare import REGISTRY, Declaration, write
 from oarlock.paddle.dtypes import NAMES, dtype_name, place_of
 from oarlock.paddle.strict_types import IntSize, Size, StrictDType, VarType
@@ -325,9 +326,29 @@ def _register_strictly(self: torch.nn.Module, name: str, param: Any) -> None:
     _register(self, name, adopt(param))
 
 
+_apply = PyLayer.apply.__func__  # type: ignore[attr-defined]
+
+
+@functools.cache
+def _twin(layer: type[PyLayer]) -> type[PyLayer]:
+    """The operation, whose backward is the user's code within a backward pass."""
+    strictly = _users(layer.backward)
+
+    def backward(ctx: Any, *grads: Any) -> Any:
+        adopt(ctx.saved_tensor())
+        return strictly(ctx, *grads)
+
+    return type(layer.__name__, (layer,), {"backward": staticmethod(backward)})
+
+
+def _apply_strictly(cls: type[PyLayer], *args: Any, **kwargs: Any) -> Any:
+    return _apply(_twin(cls), *args, **kwargs)
+
+
 def _enter() -> None:
     import oarlock.paddle as paddle
 
+    PyLayer.apply = classmethod(_apply_strictly)  # type: ignore[method-assign]
     torch.nn.Module.register_parameter = _register_strictly
     for declaration in _declarations():
         declaration.slot.update(_bounded_slot(declaration.names[0]))
@@ -344,6 +365,7 @@ def _leave() -> None:
     import oarlock.paddle as paddle
 
     torch.nn.Module.register_parameter = _register
+    PyLayer.apply = classmethod(_apply)  # type: ignore[method-assign]
     for declaration in _declarations():
         declaration.slot.update(_call=declaration.implementation, _write=write)
     tensor_class.MAKE = tensor_class.construct
