@@ -167,3 +167,22 @@ def test_layers_and_their_training(optimizer: type[torch.optim.Optimizer]) -> No
     assert torch.nn.Linear(3, 2).weight.shape == (2, 3), "afterwards layers are plain"
     assert strict == pytest.approx(losses())
     assert strict[-1] < strict[0]
+
+
+def test_layers_of_paddle_have_strict_parameters() -> None:
+    with paddle.strict():
+        layer = paddle.nn.Linear(3, 2)
+        weight = layer.weight
+        assert weight.shape + [1] == [3, 2, 1]
+        assert weight.trainable
+        assert not weight.stop_gradient
+        assert weight.name.startswith("linear_")
+        assert [p.shape for p in layer.parameters()] == [[3, 2], [2]]
+        optimizer = paddle.optimizer.SGD(learning_rate=0.5, parameters=layer.parameters())
+        before = weight.numpy().copy()
+        layer(paddle.ones([4, 3])).sum().backward()
+        assert weight.grad.shape == [3, 2]
+        optimizer.step()
+        assert weight.numpy() == pytest.approx(before - 0.5 * 4)
+        weight.trainable = False
+        assert weight.stop_gradient

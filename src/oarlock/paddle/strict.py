@@ -23,6 +23,7 @@ from oarlock.paddle import operators, tensor_class
 from oarlock.paddle.autograd import PyLayer
 from oarlock.paddle.declare import REGISTRY, Declaration, write
 from oarlock.paddle.dtypes import NAMES, dtype_name, place_of
+from oarlock.paddle.nn.parameter import Parameter
 from oarlock.paddle.strict_types import IntSize, Size, StrictDType, VarType
 
 # Functions of two tensors that take no integers beside fractions. The first group does where one of them is 0-D.
@@ -73,7 +74,7 @@ def adopt(value: Any) -> Any:
     kind = type(value)
     if kind is Tensor:
         value.__class__ = StrictTensor
-    elif kind is torch.nn.Parameter:
+    elif kind is torch.nn.Parameter or kind is Parameter:
         value.__class__ = StrictTensor
         value._is_param = True  # by which torch knows a parameter
     elif kind is torch.Size:
@@ -183,6 +184,15 @@ class StrictTensor(Tensor):
     @name.setter
     def name(self, name: str) -> None:
         vars(self)["_name"] = name
+
+    @property
+    def trainable(self) -> bool:
+        """Whether a parameter takes part in training."""
+        return self.requires_grad
+
+    @trainable.setter
+    def trainable(self, trainable: bool) -> None:
+        self.requires_grad_(trainable)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         array = self.numpy()
