@@ -86,13 +86,20 @@ class PyLayer:
     @classmethod
     def apply(cls, *args: Any, **kwargs: Any) -> Any:
         """Run the operation."""
-        leaves, spec = tree_flatten((args, kwargs))
-        return _unpacked(_Bridge.apply(cls, spec, *leaves))
+        if kwargs or not _is_flat(args):
+            args, spec = tree_flatten((args, kwargs))
+        else:
+            spec = None
+        spec, *leaves = _Bridge.apply(cls, spec, *args)
+        return leaves[0] if spec is _ONE else tuple(leaves) if spec is None else tree_unflatten(leaves, spec)
 
 
-def _unpacked(results: tuple[Any, ...]) -> Any:
-    spec, *leaves = results
-    return tree_unflatten(list(leaves), spec)
+_ONE = object()  # the form of a result that is one tensor; None: a tuple of them
+
+
+def _is_flat(values: Sequence[Any]) -> bool:
+    """Whether no value holds others: the common case, which needs no trees."""
+    return not any(isinstance(value, (list, tuple, dict)) for value in values)
 
 
 class _Bridge(torch.autograd.Function):
@@ -101,17 +108,26 @@ class _Bridge(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, layer: type[PyLayer], spec: Any, *leaves: Any) -> Any:
         own = PyLayerContext()
-        args, kwargs = tree_unflatten(list(leaves), spec)
+        args, kwargs = (leaves, {}) if spec is None else tree_unflatten(list(leaves), spec)
         result = layer.forward(own, *args, **kwargs)
-        flat, out_spec = tree_flatten(result)
+        if isinstance(result, Tensor):
+            flat, out_spec = [result], _ONE
+        elif type(result) is tuple and _is_flat(result):
+            flat, out_spec = list(result), None
+        else:
+            flat, out_spec = tree_flatten(result)
         # A result that is an argument becomes a tensor of its own, as everywhere in Paddle.
         given = {id(leaf) for leaf in leaves if isinstance(leaf, Tensor)}
         kept = own.__dict__["_tensors"]
         made = [each.view_as(each) if isinstance(each, Tensor) and id(each) in given else each for each in flat]
-        saved = _tensors(kept)
-        position = {id(tensor): i for i, tensor in enumerate(saved)}
-        ctx.save_for_backward(*saved)
-        own.__dict__["_tensors"] = _replaced(kept, lambda tensor: _Kept(position[id(tensor)]))
+        if all(isinstance(each, Tensor) for each in kept):
+            ctx.save_for_backward(*kept)
+            own.__dict__["_tensors"] = None
+        else:
+            saved = _tensors(kept)
+            position = {id(tensor): i for i, tensor in enumerate(saved)}
+            ctx.save_for_backward(*saved)
+            own.__dict__["_tensors"] = _replaced(kept, lambda tensor: _Kept(position[id(tensor)]))
         without = {id(each) for each in own.__dict__["_without_gradient"]}
         ctx.mark_non_differentiable(
             *(new for old, new in zip(flat, made, strict=True) if isinstance(new, Tensor) and id(old) in without)
@@ -127,7 +143,7 @@ class _Bridge(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
         own: PyLayerContext = ctx.own
         kept, saved = own.__dict__["_tensors"], ctx.saved_tensors
-        own.__dict__["_tensors"] = _restored(kept, saved)
+        own.__dict__["_tensors"] = saved if kept is None else _restored(kept, saved)
         try:
             found = ctx.layer.backward(own, *(g for g, wanted in zip(grads, ctx.is_result, strict=True) if wanted))
         finally:

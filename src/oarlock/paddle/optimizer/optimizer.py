@@ -146,7 +146,8 @@ class Optimizer:
         found: OrderedDict[tuple[Any, ...], Batch] = OrderedDict()
         for parameter, gradient in pairs:
             weight = self._weight(parameter)
-            gradient = gradient.to(weight.dtype)
+            if gradient.dtype != weight.dtype:
+                gradient = gradient.to(weight.dtype)
             factor = getattr(parameter, "optimize_attr", _PLAIN)["learning_rate"] * self._lr_factor(parameter)
             decay = 0.0
             if self.decays_itself:
