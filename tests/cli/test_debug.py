@@ -37,7 +37,7 @@ def test_a_trace_has_records_of_its_steps_with_stacks(traces: Path) -> None:
     records = [json.loads(line) for line in lines[1:]]
     assert {record["step"] for record in records} == {0, 1}
     named = [record for record in records if record["module"].startswith("layers.1")]
-    assert {record["kind"] for record in named} == {"call", "node"}
+    assert {record["kind"] for record in named} == {"call", "leaf", "node"}
     assert (traces / "a" / "stacks.rank0.jsonl").exists()
 
 

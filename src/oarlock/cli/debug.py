@@ -1,8 +1,9 @@
 """`oarlock debug {trace,graph,diff,nan}`: record the first steps of a training, draw them, compare two, find a NaN."""
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from oarlock.train.loop import Trainer
@@ -12,54 +13,11 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     """Register the command."""
     parser = subparsers.add_parser("debug", help="record, draw and compare what a training does")
     commands = parser.add_subparsers(dest="debug_command", metavar="COMMAND", required=True)
-
-    trace = commands.add_parser(
-        "trace",
-        help="train a few steps and record all calls, gradients and digests",
-        description="Train the first steps that CONFIG describes and record them in DIR, for graph and diff. Further "
-        "words --section.key VALUE are as those of oarlock train.",
-    )
-    trace.add_argument("config", type=Path, metavar="CONFIG.toml")
-    trace.add_argument("--dir", type=Path, required=True, metavar="DIR", help="folder of the trace, and of the run")
-    trace.add_argument("--steps", type=int, default=1, help="optimizer steps (1)")
-    trace.add_argument("--digests", choices=["sha1", "md5", "digest64", "none"], default="sha1")
-    trace.set_defaults(run=run_trace, accepts_overrides=True)
-
-    graph = commands.add_parser(
-        "graph",
-        help="draw a trace",
-        description="Draw the forward and backward graph of a trace as an HTML page that needs no network, or as DOT.",
-    )
-    graph.add_argument("trace", type=Path, metavar="TRACE", help="folder or file of a trace")
-    graph.add_argument("--out", type=Path, metavar="PATH", help=".html or .dot; TRACE/graph.html by default")
-    graph.add_argument("--only", choices=["forward", "backward"], help="one of both")
-    graph.add_argument("--step", type=int, default=0, help="which iteration (0)")
-    graph.add_argument("--from", dest="start", default="", metavar="NAME", help="only what NAME leads to")
-    graph.add_argument("--to", dest="end", default="", metavar="NAME", help="only what leads to NAME")
-    graph.add_argument("--region", default="", metavar="MODULE", help="only this module and its neighbours")
-    graph.set_defaults(run=run_graph)
-
-    diff = commands.add_parser(
-        "diff",
-        help="where two traces part",
-        description="Name the first record whose inputs match and whose outputs differ. The status is 0 if the runs "
-        "are the same, 1 if they differ. Folders with several ranks are compared rank by rank.",
-    )
-    diff.add_argument("a", type=Path, metavar="RUN_A")
-    diff.add_argument("b", type=Path, metavar="RUN_B")
-    diff.add_argument("--tolerance", type=float, metavar="SHARE", help="allow differences of this relative size")
-    diff.set_defaults(run=run_diff)
-
-    nan = commands.add_parser(
-        "nan",
-        help="train and name what makes the first value that is not finite",
-        description="Train the steps that CONFIG describes, watching every value: the first call or backward node "
-        "that makes a NaN is named, told from those that pass it on. The status is 1 if there is one.",
-    )
-    nan.add_argument("config", type=Path, metavar="CONFIG.toml")
-    nan.add_argument("--dir", type=Path, required=True, metavar="DIR", help="folder of the run")
-    nan.add_argument("--steps", type=int, default=1, help="optimizer steps (1)")
-    nan.set_defaults(run=run_nan, accepts_overrides=True)
+    for name, command in _COMMANDS.items():
+        words = commands.add_parser(name, help=command.help, description=command.description)
+        for argument, about in command.arguments.items():
+            words.add_argument(argument, **about)
+        words.set_defaults(run=command.run, **({"accepts_overrides": True} if "config" in command.arguments else {}))
 
 
 def run_trace(args: argparse.Namespace) -> int:
@@ -130,3 +88,65 @@ def _trainer(args: argparse.Namespace) -> "Trainer":
 
     fixed = ["--train.steps", str(args.steps), "--train.out", str(args.dir / "run"), "--train.eval_every", "0"]
     return Trainer(load_config(args.config, [*args.overrides, *fixed]), resume="never", mesh=Mesh.build())
+
+
+class _Command(NamedTuple):
+    run: Callable[[argparse.Namespace], int]
+    help: str
+    description: str
+    arguments: dict[str, dict[str, Any]]
+
+
+def _training(folder: str) -> dict[str, dict[str, Any]]:
+    """Arguments of commands that train."""
+    return {
+        "config": {"type": Path, "metavar": "CONFIG.toml"},
+        "--dir": {"type": Path, "required": True, "metavar": "DIR", "help": folder},
+        "--steps": {"type": int, "default": 1, "help": "optimizer steps (1)"},
+    }
+
+
+_COMMANDS = {
+    "trace": _Command(
+        run_trace,
+        "train a few steps and record all calls, gradients and digests",
+        "Train the first steps that CONFIG describes and record them in DIR, for graph and diff. Further words "
+        "--section.key VALUE are as those of oarlock train.",
+        {
+            **_training("folder of the trace, and of the run"),
+            "--digests": {"choices": ["sha1", "md5", "digest64", "none"], "default": "sha1"},
+        },
+    ),
+    "graph": _Command(
+        run_graph,
+        "draw a trace",
+        "Draw the forward and backward graph of a trace as an HTML page that needs no network, or as DOT.",
+        {
+            "trace": {"type": Path, "metavar": "TRACE", "help": "folder or file of a trace"},
+            "--out": {"type": Path, "metavar": "PATH", "help": ".html or .dot; TRACE/graph.html by default"},
+            "--only": {"choices": ["forward", "backward"], "help": "one of both"},
+            "--step": {"type": int, "default": 0, "help": "which iteration (0)"},
+            "--from": {"dest": "start", "default": "", "metavar": "NAME", "help": "only what NAME leads to"},
+            "--to": {"dest": "end", "default": "", "metavar": "NAME", "help": "only what leads to NAME"},
+            "--region": {"default": "", "metavar": "MODULE", "help": "only this module and its neighbours"},
+        },
+    ),
+    "diff": _Command(
+        run_diff,
+        "where two traces part",
+        "Name the first record whose inputs match and whose outputs differ. The status is 0 if the runs are the same, "
+        "1 if they differ. Folders with several ranks are compared rank by rank.",
+        {
+            "a": {"type": Path, "metavar": "RUN_A"},
+            "b": {"type": Path, "metavar": "RUN_B"},
+            "--tolerance": {"type": float, "metavar": "SHARE", "help": "allow differences of this relative size"},
+        },
+    ),
+    "nan": _Command(
+        run_nan,
+        "train and name what makes the first value that is not finite",
+        "Train the steps that CONFIG describes, watching every value: the first call or backward node that makes a NaN "
+        "is named, told from those that pass it on. The status is 1 if there is one.",
+        _training("folder of the run"),
+    ),
+}
