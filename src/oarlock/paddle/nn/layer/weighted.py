@@ -81,8 +81,8 @@ class Embedding(Layer):
     def forward(self, x: Tensor) -> Tensor:
         """[...] of numbers -> [..., dim]."""
         assert self.weight is not None
-        return torch.nn.functional.embedding(
-            x, self.weight, self.padding_idx, self.max_norm, self.norm_type, self.scale, self.sparse
+        return functional.embedding(
+            x, self.weight, self.padding_idx, self.max_norm, self.norm_type, self.sparse, self.scale
         )
 
 
