@@ -1,3 +1,4 @@
+# fmt: off
 """Made by `oarlock paddle stubs` from the declarations; do not edit."""
 
 # ruff: noqa

@@ -24,7 +24,8 @@ ROOT = Path(__file__).parents[2]
 # The namespaces that consist of declarations. Modules with classes of their own are typed in their source.
 NAMESPACES = "paddle paddle.linalg paddle.fft paddle.signal paddle.special paddle.nn.functional paddle.nn.init"
 BUILTINS = "bool|int|float|complex|str|bytes|list|tuple|dict|set|slice|range|type|object"
-HEAD = '''"""Made by `oarlock paddle stubs` from the declarations; do not edit."""
+HEAD = '''# fmt: off
+"""Made by `oarlock paddle stubs` from the declarations; do not edit."""
 
 # ruff: noqa
 # pyright: reportIncompatibleMethodOverride=false, reportIncompatibleVariableOverride=false
