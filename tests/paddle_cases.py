@@ -45,7 +45,60 @@ def environment(paddle: Any) -> dict[str, Any]:
         a = array((n, n))
         return t(a @ a.T + n * np.eye(n), "float32")
 
+    def filled(made: Any) -> Any:
+        """A layer whose parameters and buffers have values that depend on their names' order only."""
+        state = {}
+        for number, (name, value) in enumerate(sorted(made.state_dict().items())):
+            drawn = 0.5 * np.random.RandomState(number).standard_normal(list(value.shape))
+            state[name] = (np.abs(drawn) + 0.5 if "variance" in name else drawn).astype("float32")
+        made.set_state_dict(state)
+        return made
+
+    def layer(made: Any, *tensors: Any) -> Any:
+        """[results, gradients of the fractional inputs, of the parameters by name, buffers] of a filled layer."""
+        filled(made)
+        fractional = [x for x in tensors if "float" in str(x.dtype)]
+        for x in fractional:
+            x.stop_gradient = False
+        result = made(*tensors)
+        results = []
+        todo = [result]
+        while todo:
+            each = todo.pop(0)
+            if isinstance(each, (list, tuple)):
+                todo = list(each) + todo
+            else:
+                results.append(each)
+        sum((r * r).sum() for r in results if "float" in str(r.dtype)).backward()
+        named = sorted(made.named_parameters(), key=lambda pair: pair[0])
+        return [results, [x.grad for x in fractional], [p.grad for _, p in named], list(made.buffers())]
+
+    def steps(make: Any, count: int = 6) -> Any:
+        """The weights after some steps of an optimizer, which `make(parameters)` gives."""
+        made = filled(paddle.nn.Linear(3, 2))
+        optimizer = make(made.parameters())
+        for number in range(count):
+            loss = ((made(t(array((4, 3)) + number, "float32")) - t(array((4, 2)), "float32")) ** 2).mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.clear_grad()
+        return [made.weight, made.bias]
+
+    def rates(schedule: Any, count: int = 15) -> Any:
+        """The rates of a schedule."""
+        found = []
+        for _ in range(count):
+            found.append(float(schedule()))
+            schedule.step()
+        return found
+
     return {
+        "layer": layer,
+        "steps": steps,
+        "rates": rates,
+        "nn": paddle.nn,
+        "optim": paddle.optimizer,
+        "lr": paddle.optimizer.lr,
         "paddle": paddle,
         "F": paddle.nn.functional,
         "np": np,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from oarlock.paddle.dtypes import as_ints
 from oarlock.paddle.nn import functional
 from oarlock.paddle.nn.initializer import Constant
 from oarlock.paddle.nn.layer.layers import Layer
+from oarlock.paddle.nn.parameter import Parameter
 
 
 class LayerNorm(Layer):
@@ -35,17 +37,22 @@ class LayerNorm(Layer):
         self._normalized_shape = as_ints(normalized_shape)
         self._epsilon = epsilon
         affine = elementwise_affine
+        size = [math.prod(self._normalized_shape)]  # in one dimension, as in Paddle's state dicts
         self.weight = self.create_parameter(
-            self._normalized_shape, weight_attr if affine else False, dtype, default_initializer=Constant(1.0),
+            size, weight_attr if affine else False, dtype, default_initializer=Constant(1.0),
             device=device,
         )  # fmt: skip
         self.bias = self.create_parameter(
-            self._normalized_shape, bias_attr if affine and bias else False, dtype, is_bias=True, device=device
+            size, bias_attr if affine and bias else False, dtype, is_bias=True, device=device
         )
 
     def forward(self, input: Tensor) -> Tensor:
         """The same shape."""
-        return torch.nn.functional.layer_norm(input, self._normalized_shape, self.weight, self.bias, self._epsilon)
+        shape, weight, bias = self._normalized_shape, self.weight, self.bias
+        if len(shape) > 1:
+            weight = None if weight is None else weight.view(shape)
+            bias = None if bias is None else bias.view(shape)
+        return torch.nn.functional.layer_norm(input, shape, weight, bias, self._epsilon)
 
 
 class RMSNorm(Layer):
@@ -75,8 +82,8 @@ class RMSNorm(Layer):
 
 class _BatchNorm(Layer):
     layout = "NCHW"
-    _mean: Tensor
-    _variance: Tensor
+    _mean: Parameter
+    _variance: Parameter
 
     def __init__(
         self,
@@ -95,8 +102,14 @@ class _BatchNorm(Layer):
         self._use_global_stats = use_global_stats
         self.weight = self.create_parameter([num_features], weight_attr, default_initializer=Constant(1.0))
         self.bias = self.create_parameter([num_features], bias_attr, is_bias=True)
-        self.register_buffer("_mean", torch.zeros(num_features))
-        self.register_buffer("_variance", torch.ones(num_features))
+        # Parameters that are not trained, as in Paddle: they have names there.
+        self._mean = self._seen(num_features, 0.0)
+        self._variance = self._seen(num_features, 1.0)
+
+    def _seen(self, num_features: int, first: float) -> Parameter:
+        made = self.create_parameter([num_features], default_initializer=Constant(first), requires_grad=False)
+        assert made is not None
+        return made
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalised by the batch while training, else by what was seen."""
