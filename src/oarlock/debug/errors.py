@@ -18,8 +18,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from oarlock.debug.calls import Call, Mark
 from oarlock.debug.names import Value, described
-from oarlock.debug.recorder import Call, Mark, Recorder
+from oarlock.debug.recorder import Recorder
 from oarlock.stacks import Frame
 
 _NUM_WRITES = 512

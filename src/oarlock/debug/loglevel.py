@@ -25,9 +25,10 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from oarlock.debug.calls import Call, Mark
 from oarlock.debug.errors import own_frames
 from oarlock.debug.names import described
-from oarlock.debug.recorder import Call, Mark, Recorder
+from oarlock.debug.recorder import Recorder
 from oarlock.providers import watch_choices
 from oarlock.ranks import Ranks
 

@@ -14,9 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from oarlock.debug.calls import Call, Mark, gradient_name
 from oarlock.debug.errors import frame_lines
 from oarlock.debug.names import OVERWRITING, UNINITIALISED, described
-from oarlock.debug.recorder import Call, Mark, Recorder, gradient_name
+from oarlock.debug.recorder import Recorder
 
 _FILLS = {"full", "full_like", "new_full", "fill_", "masked_fill", "masked_fill_", "where", "tensor", "setitem"}
 _FILLS |= {"new_tensor", "as_tensor", "scalar_tensor", "constant_pad_nd", "pad"}

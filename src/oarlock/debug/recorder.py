@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -20,51 +20,15 @@ from torch.autograd.function import BackwardCFunction
 from torch.overrides import TorchFunctionMode
 
 from oarlock.debug import patches
-from oarlock.debug.names import Api, Value, api_of, call_name, new_value, tensors_in
+from oarlock.debug.calls import Call, Mark, arguments_of, as_function, common_path, current_node, gradient_name
+from oarlock.debug.names import Api, Value, api_of, new_value, tensors_in
 from oarlock.debug.patches import entered_modes, module_stack, undispatched
 from oarlock.stacks import StackTable
 
-# The node whose backward runs on this thread; a torch without it tells no recomputation from a forward pass.
-current_node: Callable[[], Any] = getattr(torch._C, "_current_autograd_node", lambda: None)
 _SWEEP = 4096
 _TENSORS = {Tensor, nn.Parameter}
 _SCALARS = {int, float, bool, str, type(None), torch.dtype, torch.device}
 _new, _ref = tuple.__new__, weakref.ref
-
-
-class Call(NamedTuple):
-    """One call of torch's API, or of a custom Function."""
-
-    api: str
-    number: int
-    module: str
-    phase: str
-    step: int
-    thread: int
-    stack: int
-    depth: int
-    """How many custom Functions it is in."""
-    parent: str
-    """The innermost of them."""
-    unseen: bool
-    """Known from its node only."""
-    inputs: tuple[Value, ...]
-    outputs: tuple[Value, ...]
-
-    @property
-    def name(self) -> str:
-        """Unique in the run."""
-        return call_name(self.module, self.api, self.number)
-
-
-class Mark(NamedTuple):
-    """What a recorder keeps in a node's metadata: the call that made it, and those of its results that have it."""
-
-    call: Call
-    node: str
-    """Its name in torch."""
-    values: tuple[Value | None, ...]
-    """By number of the node's output, as far as it is known."""
 
 
 class _Thread:
@@ -232,8 +196,11 @@ class Recorder(TorchFunctionMode):
         fields = (name, number, module, phase, step, ident, stack, depth, parent, False, made_from, outputs)
         if node is not None:
             metadata, key = node.metadata, self._key
-            if self.nodes or key in metadata or result.output_nr:
+            if key in metadata or result.output_nr:
                 self._mark(_new(Call, fields), node, result.output_nr, value)
+            elif self.nodes:
+                mark = metadata[key] = _new(Mark, (_new(Call, fields), type(node).__name__, outputs))
+                self._watch(node, mark)
             else:
                 metadata[key] = fields
         if self._reads:
@@ -282,14 +249,14 @@ class Recorder(TorchFunctionMode):
         begun = self._begin(api, [], 3) if results else None
         if begun is not None:
             call = begun[0]._replace(inputs=tuple(inputs))
-            seen = self.on_begin(call, _arguments(args, kwargs)) if self._reads else None
+            seen = self.on_begin(call, arguments_of(args, kwargs)) if self._reads else None
             self._end(call, seen, results, [], False)
         return result
 
     def _read_plain(self, fields: tuple[Any, ...], result: Tensor, args: Any, kwargs: Any) -> None:
         """Tensors of a call that has written none, so they are as they were before it."""
         call = _new(Call, fields)
-        self.on_call(call, (result,), self.on_begin(call, _arguments(args, kwargs)))
+        self.on_call(call, (result,), self.on_begin(call, arguments_of(args, kwargs)))
 
     def _gradient_of(self, tensor: Tensor, gradient: Tensor | None) -> Tensor | None:
         if gradient is not None:
@@ -436,7 +403,7 @@ class Recorder(TorchFunctionMode):
         thread = self._thread()
         marks = (self.mark_of(other) for other, _ in node.next_functions if other is not None)
         paths = [self._path(thread.modules), *(mark.call.module for mark in marks if mark is not None)]
-        module = _common_path(paths)
+        module = common_path(paths)
         number = self._counts[api] = self._counts.get(api, 0) + 1
         inputs = tuple(filter(None, (self.value_at(edge) for edge in node.next_functions)))
         return Call(api, number, module, "forward", self.step_number, thread.ident, 0, 0, "", True, inputs, ())
@@ -481,7 +448,7 @@ class Recorder(TorchFunctionMode):
         else:
             run = self._engine_backward
             if func is torch.Tensor.backward:
-                args, kwargs = _as_function(*args, **kwargs)
+                args, kwargs = as_function(*args, **kwargs)
         creates = bool(kwargs.get("create_graph", False))
         engines = [mode._thread().engines for mode in modes]
         for running in engines:
@@ -557,37 +524,6 @@ class Recorder(TorchFunctionMode):
         with torch._C.DisableTorchFunction():
             self._end(*begun, results, arguments, False)
         return result
-
-
-def _arguments(args: Any, kwargs: Any) -> list[Tensor]:
-    """As `__torch_function__` finds them."""
-    found: list[Tensor] = []
-    tensors_in(args, found)
-    return found + [value for value in kwargs.values() if isinstance(value, Tensor)] if kwargs else found
-
-
-def gradient_name(mark: Mark, number: int) -> str:
-    """Of the gradient with respect to an output of a node."""
-    value = mark.values[number] if number < len(mark.values) else None
-    return f"{mark.call.name}_out{number}@grad" if value is None else f"{value.name}@grad"
-
-
-def _common_path(paths: list[str]) -> str:
-    """The innermost module that holds all of them."""
-    common = []
-    for names in zip(*(path.split(".") for path in paths), strict=False):
-        if len(set(names)) > 1:
-            break
-        common.append(names[0])
-    return ".".join(common)
-
-
-def _as_function(
-    tensor: Tensor, gradient: Any = None, retain_graph: Any = None, create_graph: bool = False, inputs: Any = None
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments of `torch.autograd.backward` for those of `Tensor.backward`."""
-    more = {"retain_graph": retain_graph, "create_graph": create_graph, "inputs": inputs}
-    return (tensor, gradient), more
 
 
 def _function_call(cls: type[Any], run: Callable[..., Any], args: Any, kwargs: Any) -> Any:

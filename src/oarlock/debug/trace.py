@@ -26,11 +26,12 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 
+from oarlock.debug.calls import Call, Mark, current_node, gradient_name
 from oarlock.debug.content import Algorithm, Reader
 from oarlock.debug.graph import Graph, graph_of
 from oarlock.debug.leaves import API, Accumulation, Leaves
 from oarlock.debug.names import OVERWRITING, UNINITIALISED, VIEWS, Value
-from oarlock.debug.recorder import Call, Mark, Recorder, current_node, gradient_name
+from oarlock.debug.recorder import Recorder
 from oarlock.ranks import Ranks
 
 FORMAT = 1
