@@ -196,6 +196,7 @@ def test_an_exception_leaves_a_whole_file(tmp_path: Path) -> None:
 def test_stacks_are_written_with_files_and_lines(tmp_path: Path) -> None:
     with debug.trace(dir=tmp_path, stacks=True):
         torch.ones(2).exp()
+        Inner.apply(torch.ones(2)).split(1)
     records = debug.read_records(tmp_path)
     stacks = {
         line["stack"]: line["frames"]
@@ -203,6 +204,9 @@ def test_stacks_are_written_with_files_and_lines(tmp_path: Path) -> None:
     }
     assert "test_trace.py" in stacks[records[1]["stack"]][0]
     assert "test_stacks_are_written" in stacks[records[1]["stack"]][0]
+    for record in records:
+        inside = "Inner.forward" if record.get("parent") else "test_stacks_are_written"
+        assert inside in next(frame for frame in stacks[record["stack"]] if "/torch/" not in frame)
 
 
 def test_distributed_tensors_are_named_and_hashed_by_their_local_part(tmp_path: Path) -> None:

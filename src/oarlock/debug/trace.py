@@ -17,7 +17,7 @@ import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from itertools import repeat
+from itertools import dropwhile, repeat
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Literal
@@ -262,7 +262,8 @@ class Trace(Recorder):
     def _stack_lines(self) -> Iterable[dict[str, Any]]:
         assert self.stacks is not None
         for number in range(1, len(self.stacks)):
-            frames = [f"{frame.filename}:{frame.line} {frame.name}" for frame in self.stacks.frames(number)]
+            own = dropwhile(lambda frame: "/oarlock/debug/" in frame.filename, self.stacks.frames(number))
+            frames = [f"{frame.filename}:{frame.line} {frame.name}" for frame in own]
             yield {"stack": number, "frames": frames}
 
 
