@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 import torch as _torch
 
 from oarlock.paddle import (
+    amp,
     audio,
     autograd,
     compat,
@@ -24,6 +25,7 @@ from oarlock.paddle import (
     incubate,
     inplace,
     io,
+    jit,
     linalg,
     methods,
     nn,
@@ -33,6 +35,7 @@ from oarlock.paddle import (
     serialization,
     signal,
     special,
+    static,
     text,
     utils,
     version,

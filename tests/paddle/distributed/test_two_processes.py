@@ -116,6 +116,18 @@ def parallel_parts() -> None:
     assert torch.equal(marked.weight.grad, torch.full((3, 3), 2.0 * (rank + 1)))
 
 
+def averaged_gradients() -> None:
+    """Data parallelism over both, in one message per dtype."""
+    rank = dist.get_rank()
+    parameters = [torch.nn.Parameter(torch.zeros(3)), torch.nn.Parameter(torch.zeros(2, 2, dtype=torch.float64))]
+    for parameter in parameters:
+        parameter.grad = torch.full_like(parameter, rank + 1.0)
+    parameters.append(torch.nn.Parameter(torch.zeros(1)))  # without a gradient
+    fleet.utils.hybrid_parallel_util.fused_allreduce_gradients(parameters)
+    assert [p.grad.unique().tolist() for p in parameters[:2]] == [[1.5], [1.5]]
+    assert parameters[2].grad is None
+
+
 def tensors_and_checkpoints(folder: str) -> None:
     """Distributed tensors, and a save by two that is loaded whole, cut otherwise and through a program."""
     rank = dist.get_rank()
@@ -153,6 +165,7 @@ def worker(folder: str) -> dict[str, Any]:
     assert dist.init_parallel_env().nranks == 2
     found = {**messages(), **layout()}
     parallel_parts()
+    averaged_gradients()
     tensors_and_checkpoints(folder)
     dist.barrier()
     dist.destroy_process_group()

@@ -86,11 +86,9 @@ class PyLayer:
     @classmethod
     def apply(cls, *args: Any, **kwargs: Any) -> Any:
         """Run the operation."""
-        if kwargs or not _is_flat(args):
-            args, spec = tree_flatten((args, kwargs))
-        else:
-            spec = None
-        spec, *leaves = _Bridge.apply(cls, spec, *args)
+        is_flat = not kwargs and _is_flat(args)
+        given, form = (args, None) if is_flat else tree_flatten((args, kwargs))
+        spec, *leaves = _Bridge.apply(cls, form, *given)
         return leaves[0] if spec is _ONE else tuple(leaves) if spec is None else tree_unflatten(leaves, spec)
 
 

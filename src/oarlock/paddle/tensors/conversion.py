@@ -159,13 +159,14 @@ def create_parameter(
 
     A bias is zero by default.
     """
-    made = torch.nn.Parameter(torch.zeros(as_ints(shape), dtype=as_dtype(dtype)))
-    initialize = getattr(attr, "initializer", None) or default_initializer
-    if initialize is not None:
-        initialize(made)
-    elif not is_bias:
-        fans = [*made.shape[:2], *made.shape[:1]][:2] or [1, 1]
-        bound = (6 / builtins.max(fans[0] + fans[1], 1)) ** 0.5
-        torch.nn.init.uniform_(made, -bound, bound)
-    made.requires_grad_(getattr(attr, "trainable", True))
+    from oarlock.paddle.nn.initializer import default_initializer as usual
+    from oarlock.paddle.nn.parameter import ParamAttr, unique_name
+
+    chosen = ParamAttr.of(attr)
+    if chosen is None:
+        raise ValueError("create_parameter() got attr=False: there is nothing to make")
+    tensor = torch.zeros(as_ints(shape), dtype=as_dtype(dtype))
+    made = chosen.make(tensor, default_initializer or usual(is_bias), f"{unique_name('create_parameter')}.w")
+    if name is not None:
+        made.name = name
     return made

@@ -1,6 +1,6 @@
 """`recompute`, and sequence parallelism."""
 
 from oarlock.paddle.distributed.fleet.recompute import recompute
-from oarlock.paddle.distributed.fleet.utils import sequence_parallel_utils
+from oarlock.paddle.distributed.fleet.utils import hybrid_parallel_util, sequence_parallel_utils
 
-__all__ = ["recompute", "sequence_parallel_utils"]
+__all__ = ["hybrid_parallel_util", "recompute", "sequence_parallel_utils"]

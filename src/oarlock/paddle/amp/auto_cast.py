@@ -1,0 +1,93 @@
+"""`auto_cast`: operations in a smaller dtype where that is safe, as torch.autocast decides."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from oarlock.paddle.dtypes import as_dtype
+from oarlock.paddle.nn.layer.layers import Layer
+
+
+def _device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+@contextlib.contextmanager
+def auto_cast(
+    enable: bool = True,
+    custom_white_list: Any = None,
+    custom_black_list: Any = None,
+    level: str = "O1",
+    dtype: str = "float16",
+    use_promote: bool = True,
+) -> Iterator[None]:
+    """Within the block matrix products and convolutions run in `dtype`, sums and losses in float32.
+
+    Args:
+        enable: False, and level O0, change nothing.
+        custom_white_list, custom_black_list: operations by Paddle's names; torch's own lists stand, with a warning.
+        level: O1 (or OD); O2 casts the same way and expects a model that `decorate` has converted.
+        dtype: float16 or bfloat16.
+
+    Raises:
+        ValueError: an unknown level or dtype.
+    """
+    if level not in ("O0", "OD", "O1", "O2"):
+        raise ValueError(f"level should be O0, OD, O1 or O2, got {level!r}")
+    chosen = as_dtype(dtype)
+    if chosen not in (torch.float16, torch.bfloat16):
+        raise ValueError(f"auto_cast goes to float16 or bfloat16, got {dtype!r}")
+    if custom_white_list or custom_black_list:
+        warnings.warn("custom lists of operations are not taken: torch.autocast's lists stand", stacklevel=3)
+    with torch.autocast(_device(), chosen, enabled=enable and level != "O0"):
+        yield
+
+
+amp_guard = auto_cast
+
+
+def decorate(
+    models: Any,
+    optimizers: Any = None,
+    level: str = "O1",
+    dtype: str = "float16",
+    master_weight: bool | None = None,
+    save_dtype: str | None = None,
+    master_grad: bool = False,
+    excluded_layers: Any = None,
+) -> Any:
+    """At level O2: parameters in `dtype` (but batch norms and `excluded_layers`), float32 copies in the optimizers.
+
+    Returns:
+        the models, or (models, optimizers).
+
+    Raises:
+        ValueError: an unknown level.
+    """
+    if level not in ("O1", "O2"):
+        raise ValueError(f"decorate() takes the levels O1 and O2, got {level!r}")
+    if level == "O2":
+        many = models if isinstance(models, (list, tuple)) else [models]
+        half = as_dtype(dtype) == torch.float16
+        for model in many:
+            assert isinstance(model, Layer)
+            model.float16(excluded_layers) if half else model.bfloat16(excluded_layers)
+        every = optimizers if isinstance(optimizers, (list, tuple)) else [optimizers] if optimizers is not None else []
+        for optimizer in every:
+            optimizer._multi_precision = master_weight is not False
+    return models if optimizers is None else (models, optimizers)
+
+
+def is_float16_supported(device: Any = None) -> bool:
+    """Whether there is a GPU, for which float16 is made."""
+    return torch.cuda.is_available()
+
+
+def is_bfloat16_supported(device: Any = None) -> bool:
+    """Whether bfloat16 can be computed with: on every CPU, and on GPUs that say so."""
+    return not torch.cuda.is_available() or torch.cuda.is_bf16_supported()

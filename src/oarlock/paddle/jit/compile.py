@@ -1,0 +1,46 @@
+"""`to_static` and `not_to_static` by torch's compiler."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+
+def to_static(
+    function: Any = None, input_spec: Any = None, build_strategy: Any = None, backend: Any = "CINN", **kwargs: Any
+) -> Any:
+    """A function or layer that torch.compile compiles when it is first called; also as a decorator.
+
+    Args:
+        function: what to compile; a layer is compiled in place.
+        input_spec, build_strategy: taken: shapes are those of the calls.
+        backend: None keeps the function as it is; "CINN" is torch's inductor.
+        kwargs: of torch.compile: `fullgraph` (Paddle's `full_graph`).
+    """
+    full = bool(kwargs.pop("full_graph", kwargs.pop("fullgraph", False)))
+
+    def compiled(target: Any) -> Any:
+        if backend is None:
+            return target
+        if isinstance(target, nn.Module):
+            target.compile(fullgraph=full)
+            return target
+        return torch.compile(target, fullgraph=full)
+
+    return compiled if function is None else compiled(function)
+
+
+def not_to_static(func: Callable[..., Any] | None = None) -> Any:
+    """Keep a function out of compiled code: it runs eagerly between graphs; also as a decorator."""
+    return torch.compiler.disable if func is None else torch.compiler.disable(func)
+
+
+def ignore_module(modules: Sequence[Any]) -> None:
+    """Keep all functions of modules out of compiled code."""
+    for module in modules:
+        for name, value in vars(module).items():
+            if callable(value) and getattr(value, "__module__", "") == module.__name__:
+                setattr(module, name, torch.compiler.disable(value))
