@@ -31,6 +31,7 @@ from oarlock.paddle.dtypes import Place as Place
 from torch import ShortTensor as ShortTensor
 from torch import Size as Size
 from oarlock.paddle.dtypes import XPUPlace as XPUPlace
+from oarlock.paddle import amp as amp
 from oarlock.paddle import audio as audio
 from oarlock.paddle import autograd as autograd
 from oarlock.paddle import check as check
@@ -49,6 +50,7 @@ from oarlock.paddle import getitem as getitem
 from oarlock.paddle import incubate as incubate
 from oarlock.paddle import inplace as inplace
 from oarlock.paddle import io as io
+from oarlock.paddle import jit as jit
 from oarlock.paddle import linalg as linalg
 from oarlock.paddle import methods as methods
 from oarlock.paddle import nn as nn
@@ -65,6 +67,7 @@ from oarlock.paddle import serialization as serialization
 from torch import set_grad_enabled as set_grad_enabled
 from oarlock.paddle import signal as signal
 from oarlock.paddle import special as special
+from oarlock.paddle import static as static
 from oarlock.paddle.strict import strict as strict
 from oarlock.paddle import strict_types as strict_types
 from oarlock.paddle import stubs as stubs
