@@ -272,6 +272,75 @@ def check_bincount() -> None:
     assert F.int_bincount(x.int(), 0, 4, "int64").dtype == torch.int64
 
 
+@formula("paddle.incubate.nn.functional.cal_aux_loss")
+def check_balance() -> None:
+    probability = torch.rand(5, 4, dtype=torch.float64).requires_grad_()
+    sent = torch.tensor([[1, 0, 0, 1], [0, 1, 0, 1], [1, 1, 0, 0], [0, 0, 1, 1], [1, 0, 1, 0]])
+    own, everyone = torch.tensor([1.0, 1.0, 0.0, 1.0, 1.0]), torch.tensor([True] * 6 + [False])
+    for mask, others, length, correction in (
+        (None, None, 5 / 8 * 4, 1.0),
+        (own, None, 4.0, 1.0),
+        (own, everyone, 6.0, 6 / 4),
+        (None, everyone, 6.0, 1.0),
+    ):
+        for group in (True, False):
+            loss, count, share = F.cal_aux_loss(probability, sent, mask, others, 8, group, 2, 1e-6)
+            total = sum(float(sent[:, e].sum()) / length * array(probability)[:, e].sum() / length for e in range(4))
+            agree(loss, total * 8 / (2 if group else 1) * correction)
+            agree(count, length)
+            agree(share, sent.sum(0).numpy() / length)
+    agree(
+        F.cal_aux_loss(probability, sent.sum(0), None, None, 8, False, 2, 1e-6)[0],
+        array(F.cal_aux_loss(probability, sent, None, None, 8, False, 2, 1e-6)[0]),
+    )
+    check_gradient(lambda p: F.cal_aux_loss(p, sent, own, None, 8, True, 2, 1e-6)[0], probability)
+    (found,) = torch.autograd.grad(F.cal_aux_loss(probability, sent, own, everyone, 8, True, 2, 1e-6)[0], probability)
+    agree(found, np.tile(sent.sum(0).numpy() / 6 / 6 * 8 / 2, (5, 1)))  # per token of all ranks
+
+
+@formula("paddle.incubate.nn.functional.build_src_rank_and_local_expert_id")
+def check_ranks_of_rows() -> None:
+    counts = [2, 0, 1, 3]
+    ranks, places = F.build_src_rank_and_local_expert_id(torch.tensor(counts), counts, 2)
+    experts = [e for e, n in enumerate(counts) for _ in range(n)]
+    assert ranks.dtype == places.dtype == torch.int32
+    assert ranks.tolist() == [e // 2 for e in experts]
+    assert places.tolist() == [e % 2 for e in experts]
+
+
+@formula("paddle.incubate.nn.functional.expand_modality_expert_id")
+def check_modalities() -> None:
+    chosen = torch.tensor([[0, 1], [3, 2], [1, 0]], dtype=torch.int32)
+    for grouped in (False, True):
+        for offset in (0, 1):
+            made = F.expand_modality_expert_id(chosen, 2, 4, offset, grouped)
+            for s, i in np.ndindex(3, 2):
+                expert = int(chosen[s, i]) + (4 * i if grouped else 0)
+                assert int(made[s, i]) == expert // 2 * 4 + expert % 2 + offset * 2
+    assert torch.equal(F.expand_modality_expert_id(chosen, 0, 4, 1, False), chosen)
+
+
+@formula("paddle.incubate.nn.functional.cross_entropy_with_softmax_bwd_w_downcast")
+def check_entropy_backward() -> None:
+    logits, label, grad = make(3, 4), torch.tensor([[1], [3], [0]]), torch.randn(3, 1)
+    made = F.cross_entropy_with_softmax_bwd_w_downcast(label, logits.detach().softmax(-1).float(), grad)
+    losses = torch.nn.functional.cross_entropy(logits, label[:, 0], reduction="none")
+    (losses * grad[:, 0]).sum().backward()
+    assert made.dtype == torch.bfloat16
+    assert logits.grad is not None
+    agree(made, logits.grad.numpy(), 0.01)  # bfloat16
+
+
+@formula("paddle.incubate.nn.functional.embedding_grad_add_to_")
+def check_embedding_gradient() -> None:
+    total, grad, index = torch.ones(5, 3), torch.randn(2, 2, 3), torch.tensor([[1, 4], [1, 0]])
+    expected = np.ones((5, 3))
+    for b, s in np.ndindex(2, 2):
+        expected[int(index[b, s])] += grad[b, s].numpy()
+    assert F.embedding_grad_add_to_(index, total, grad) is total
+    agree(total, expected, 1e-6)  # float32
+
+
 # Linear maps with activations
 
 

@@ -3,6 +3,7 @@
 
 from oarlock.paddle.declare import exports as _exports
 from oarlock.paddle.incubate.nn.functional import attention as _attention
+from oarlock.paddle.incubate.nn.functional import balance as _balance
 from oarlock.paddle.incubate.nn.functional import decoding as _decoding
 from oarlock.paddle.incubate.nn.functional import fp8
 from oarlock.paddle.incubate.nn.functional import linear as _linear
