@@ -1,3 +1,5 @@
-"""`paddle.utils`: exchange of tensors with other libraries."""
+"""`paddle.utils`: exchange of tensors with other libraries; graphs of a block, drawn."""
 
+from oarlock.paddle.utils import bwd_graph_utils as bwd_graph_utils
 from oarlock.paddle.utils import dlpack as dlpack
+from oarlock.paddle.utils import fwd_graph_utils as fwd_graph_utils

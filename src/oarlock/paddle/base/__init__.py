@@ -1,0 +1,5 @@
+"""Guards of Paddle's logs."""
+
+from oarlock.paddle.base import framework
+
+__all__ = ["framework"]
