@@ -34,11 +34,13 @@ from oarlock.paddle.dtypes import XPUPlace as XPUPlace
 from oarlock.paddle import amp as amp
 from oarlock.paddle import audio as audio
 from oarlock.paddle import autograd as autograd
+from oarlock.paddle import base as base
 from oarlock.paddle import check as check
 from oarlock.paddle import compat as compat
 from oarlock.paddle import conventions as conventions
 from oarlock.paddle import coverage as coverage
 from oarlock.paddle import declare as declare
+from oarlock.paddle import device as device
 from oarlock.paddle import distributed as distributed
 from torch import dtype as dtype
 from oarlock.paddle import dtypes as dtypes
