@@ -21,6 +21,7 @@ from oarlock.paddle.properties import PROPERTIES
 REFUSALS = (TypeError, RuntimeError, ValueError, IndexError)
 VALUES = {"grad", "shape"}  # functions of the namespace whose names are attributes of tensors, not methods
 _MISSING = object()
+_MOST_KINDS = 256  # of one method
 _added: list[str] = []
 _patched: dict[str, Any] = {}  # name -> what torch.Tensor itself had, `_MISSING` for nothing
 
@@ -61,7 +62,8 @@ def patch_tensor() -> list[str]:
         elif name == "backward":
             _set(name, _backward(native, attribute))
         elif callable(native) and callable(attribute):
-            _set(name, _asking(name, native, attribute))
+            method = _asking(name, native, attribute)
+            _set(name, _reshape(method, attribute) if name == "reshape" else method)
     for name, function in INDEXING.items():
         if name not in _patched:
             _set(name, _asking(name, getattr(Tensor, name), function))
@@ -89,11 +91,20 @@ def _asking(name: str, native: Callable[..., Any], function: Callable[..., Any])
     changes = name.endswith("_") and not name.endswith("__")
     refusals: Any = (TypeError, ValueError) if changes else REFUSALS  # of changes, those before they begin
 
+    refused_kinds: set[Any] = set()  # of arguments: what torch has refused by their types it will refuse again
+
     def method(*args: Any, **kwargs: Any) -> Any:
+        if refused_kinds and not torch.compiler.is_compiling() and _kinds(args, kwargs) in refused_kinds:
+            made = _directly(function, args, kwargs)
+            if made is not _MISSING:
+                return made
         try:
             return native(*args, **kwargs)
         except refusals as refused:
-            return _again(refused, function, args, kwargs)
+            made = _again(refused, function, args, kwargs)
+            if type(refused) is TypeError and len(refused_kinds) < _MOST_KINDS:
+                refused_kinds.add(_kinds(args, kwargs))
+            return made
 
     for word in ("__name__", "__qualname__", "__doc__", "__module__"):
         setattr(method, word, getattr(native, word, None))
@@ -115,7 +126,43 @@ def _backward(native: Callable[..., Any], function: Callable[..., Any]) -> Calla
     return backward
 
 
+def _reshape(method: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
+    """`x.reshape` that knows shapes which torch refuses in any case: a 0, which in Paddle keeps a size, of elements."""
+
+    @functools.wraps(method)
+    def reshape(self: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if args and type(args[0]) is list and 0 in args[0] and self.numel():
+            return function(self, *args, **kwargs)
+        return method(self, *args, **kwargs)
+
+    return reshape
+
+
 _now = threading.local()  # its `asking`: Paddle's function runs, so that a refusal within it stands
+
+
+def _kinds(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The types of arguments, and of what lists hold; torch parses a call by these alone."""
+    kinds: list[Any] = [_kind(value) for value in args]
+    return (*kinds, *((key, _kind(value)) for key, value in kwargs.items()))
+
+
+def _kind(value: Any) -> Any:
+    kind = type(value)
+    return (kind, *map(type, value)) if kind is list or kind is tuple else kind
+
+
+def _directly(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Paddle's answer without asking torch first; `_MISSING` where Paddle refuses, too, or is being asked already."""
+    if getattr(_now, "asking", False):
+        return _MISSING
+    _now.asking = True
+    try:
+        return function(*args, **kwargs)
+    except TypeError:
+        return _MISSING
+    finally:
+        _now.asking = False
 
 
 def _again(refused: Exception, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
