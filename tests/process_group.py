@@ -24,9 +24,11 @@ def run_ranks(world_size: int, worker: Callable[..., Any], *args: Any, timeout: 
     store = TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=timeout), wait_for_workers=False)
     path = Path(inspect.getfile(worker))
     program = (
-        f"import json, sys; sys.path[:0] = [{str(path.parent)!r}, {str(Path(__file__).parent)!r}]; "
+        f"import json, os, sys; sys.path[:0] = [{str(path.parent)!r}, {str(Path(__file__).parent)!r}]; "
         f"import {path.stem} as module; value = module.{worker.__name__}(*json.loads(sys.argv[1])); "
-        "print('\\n' + json.dumps(value))"
+        # Torch now and then aborts while its threads are torn down at exit ("terminate called without an active
+        # exception"), when everything is done: the rank leaves without that.
+        "print('\\n' + json.dumps(value), flush=True); os._exit(0)"
     )
     command = [sys.executable, "-W", "error", "-c", program, json.dumps(args, default=str)]
     shared = os.environ | {
