@@ -137,3 +137,19 @@ def test_the_key_is_the_same_in_another_process(tmp_path: Path) -> None:
         for seed in (1, 2)
     ]  # fmt: skip
     assert keys[0] == keys[1]
+
+
+def test_a_model_of_a_notebook_cell_has_a_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import linecache
+    import types
+
+    keys = []
+    for body in ("x.sin()", "x.cos()"):
+        source = f"import torch\nclass Cell(torch.nn.Module):\n    def forward(self, x):\n        return {body}\n"
+        cell = types.ModuleType("cell")
+        cell.__file__ = str(tmp_path / "no_file" / "cell.py")
+        monkeypatch.setitem(sys.modules, "cell", cell)
+        monkeypatch.setitem(linecache.cache, cell.__file__, (len(source), None, source.splitlines(True), cell.__file__))
+        exec(compile(source, cell.__file__, "exec"), cell.__dict__)
+        keys.append(CompileCache(tmp_path / "cache", cell.Cell()).key["model"])
+    assert keys[0] != keys[1]

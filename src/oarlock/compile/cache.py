@@ -17,6 +17,7 @@ import hashlib
 import importlib.metadata
 import inspect
 import json
+import linecache
 import os
 import platform
 import struct
@@ -209,7 +210,9 @@ def _sources(model: nn.Module | None) -> str:
     for file in sorted(files):
         name = sys.modules[nn.__name__].__file__ or ""
         if file and not file.startswith(str(Path(name).parents[1])):  # torch itself is in the key by its version
-            digest.update(Path(file).read_bytes())
+            # A notebook's cell is no file; Python keeps its lines.
+            path = Path(file)
+            digest.update(path.read_bytes() if path.is_file() else "".join(linecache.getlines(file)).encode())
     return digest.hexdigest()[:16]
 
 
