@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 PROGRAMS = Path(__file__).parent / "programs"
 
@@ -34,6 +35,24 @@ def test_decoder_training(tmp_path: Path) -> None:
     # The same float32 operations in another order of summation: 5e-7 measured.
     np.testing.assert_allclose(found["losses"], recorded["losses"], atol=1e-5, rtol=0)
     assert found["guess"] == recorded["guess"]
+
+
+@pytest.mark.parametrize("probes", ["autograd_probes", "data_probes", "layer_probes", "state_probes"])
+def test_probes(probes: str, tmp_path: Path) -> None:
+    """Each of the small programs gives what it gave under Paddle."""
+    run(f"{probes}.py", str(tmp_path))
+    found = json.loads((tmp_path / f"{probes}.json").read_text())
+    recorded = json.loads((PROGRAMS / "recorded" / f"{probes}.json").read_text())
+    assert found == {name: near(value) for name, value in recorded.items()}
+
+
+def near(value: Any) -> Any:
+    """The value, that equals others whose fractions differ by float32's rounding."""
+    if isinstance(value, float):
+        return pytest.approx(value, rel=1e-5, abs=1e-6, nan_ok=True)
+    if isinstance(value, dict):
+        return {key: near(each) for key, each in value.items()}
+    return list(map(near, value)) if isinstance(value, list) else value
 
 
 def test_mixture_of_experts(tmp_path: Path) -> None:

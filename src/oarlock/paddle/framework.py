@@ -217,12 +217,22 @@ def grad(
     allow_unused: bool = False,
     no_grad_vars: Any = None,
 ) -> list[Tensor | None]:
-    """The gradients of `outputs` with respect to `inputs`; a missing weight of an output is ones."""
+    """The gradients of `outputs` with respect to `inputs`; a missing weight of an output is ones.
+
+    Args:
+        no_grad_vars: tensors through which no gradient flows, one or several; they count as constants.
+    """
     outs = [outputs] if isinstance(outputs, Tensor) else list(outputs)
     weights = [grad_outputs] if isinstance(grad_outputs, Tensor) else list(grad_outputs or [None] * len(outs))
     weights = [torch.ones_like(o) if w is None else w for o, w in zip(outs, weights, strict=True)]
     targets = [inputs] if isinstance(inputs, Tensor) else list(inputs)
-    return list(torch.autograd.grad(outs, targets, weights, retain_graph, create_graph, allow_unused=allow_unused))
+    constants = [no_grad_vars] if isinstance(no_grad_vars, Tensor) else list(no_grad_vars or [])
+    handles = [each.register_hook(torch.zeros_like) for each in constants if each.requires_grad]
+    try:
+        return list(torch.autograd.grad(outs, targets, weights, retain_graph, create_graph, allow_unused=allow_unused))
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 @api(out=False)

@@ -7,6 +7,7 @@ requires a gradient) is tried again in Paddle's meaning. So no call that worked 
 
 import functools
 import importlib.resources
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -46,11 +47,15 @@ def method_functions() -> dict[str, Callable[..., Any]]:
     return found
 
 
-def patch_tensor() -> list[str]:
+def patch_tensor(copy_arrays: bool = False) -> list[str]:
     """Give torch.Tensor the names and spellings of Paddle's tensors. Returns the names that torch lacks.
 
     `unpatch_tensor` takes them away again. No call that torch accepts changes its meaning: where the two disagree,
     as in `x.max(1)`, a plain tensor goes on as torch's; `paddle.Tensor.max(x, 1)` and `paddle.strict()` are Paddle's.
+
+    Args:
+        copy_arrays: `x.numpy()` and `numpy.asarray(x)` give a copy, as in Paddle, where torch lends its memory:
+            arrays that a program keeps then do not change when the next step writes into the tensor.
     """
     for name, attribute in {**method_functions(), **PROPERTIES}.items():
         if name in _patched:
@@ -67,6 +72,8 @@ def patch_tensor() -> list[str]:
     for name, function in INDEXING.items():
         if name not in _patched:
             _set(name, _asking(name, getattr(Tensor, name), function))
+    if copy_arrays and getattr(Tensor.numpy, "__name__", "") != _COPYING:
+        _set("numpy", _copying(Tensor.numpy))
     return sorted(_added)
 
 
@@ -82,7 +89,7 @@ def unpatch_tensor() -> None:
 
 
 def _set(name: str, attribute: Any) -> None:
-    _patched[name] = Tensor.__dict__.get(name, _MISSING)
+    _patched.setdefault(name, Tensor.__dict__.get(name, _MISSING))
     setattr(Tensor, name, attribute)
 
 
@@ -136,6 +143,19 @@ def _reshape(method: Callable[..., Any], function: Callable[..., Any]) -> Callab
         return method(self, *args, **kwargs)
 
     return reshape
+
+
+_COPYING = "copied_to_numpy"
+
+
+def _copying(lending: Callable[..., Any]) -> Callable[..., Any]:
+    """`x.numpy` that copies, for all but this package, which reads files and fills buffers through torch's view."""
+
+    def copied_to_numpy(self: Tensor, *args: Any, **kwargs: Any) -> Any:
+        array = lending(self, *args, **kwargs)
+        return array if sys._getframe(1).f_globals.get("__name__", "").startswith("oarlock.") else array.copy()
+
+    return copied_to_numpy
 
 
 _now = threading.local()  # its `asking`: Paddle's function runs, so that a refusal within it stands

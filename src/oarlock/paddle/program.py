@@ -66,7 +66,7 @@ def as_paddle(strict: bool = False) -> Iterator[None]:
     sys.path.append(str(SHIM))  # children of `multiprocessing` get this list instead of PYTHONPATH
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(SHIM), before["PYTHONPATH"]]))
     os.environ[STRICT] = str(int(strict))
-    names = paddle.patch_tensor()
+    names = paddle.patch_tensor(copy_arrays=True)
     try:
         with warnings.catch_warnings(), paddle.strict() if strict else contextlib.nullcontext():
             # float(loss) is how one reads a loss in Paddle.

@@ -37,7 +37,7 @@ def save(obj: Any, path: Any, protocol: int = 4, **configs: Any) -> None:
         tensors = {name: _plain(value).contiguous() for name, value in obj.items()}
         save_file({name: tensor.clone() for name, tensor in tensors.items()}, target)
         return
-    save_state_file(target, _plain(obj))
+    save_state_file(target, _plain(obj, named=_has_array(obj)))
 
 
 @api(out=False)
@@ -60,15 +60,22 @@ def load(path: Any, **configs: Any) -> Any:
     return _as_arrays(found) if configs.get("return_numpy") else found
 
 
-def _plain(value: Any) -> Any:
+def _has_array(value: Any) -> bool:
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+    return isinstance(value, np.ndarray) or any(map(_has_array, inside))
+
+
+def _plain(value: Any, named: bool = False) -> Any:
+    """The value with plain tensors; `named` ones, as (name, tensor), where arrays of numpy are to stay such."""
     if isinstance(value, Tensor):
-        return value.detach().as_subclass(Tensor)
+        plain = value.detach().as_subclass(Tensor)
+        return (str(getattr(value, "name", "") or ""), plain) if named else plain
     if isinstance(value, np.ndarray):
         return torch.from_numpy(value)
     if isinstance(value, dict):
-        return {key: _plain(each) for key, each in value.items()}
+        return {key: _plain(each, named) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
-        return type(value)(_plain(each) for each in value) if type(value) in (list, tuple) else list(map(_plain, value))
+        return (tuple if type(value) is tuple else list)(_plain(each, named) for each in value)
     return value
 
 

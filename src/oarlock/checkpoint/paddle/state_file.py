@@ -7,6 +7,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from oarlock.checkpoint.derived import Derived
@@ -86,6 +87,8 @@ def _index(folder: Path) -> Path | None:
 def load_state_file(path: str | PathLike[str]) -> Any:
     """What a file of `paddle.save` holds, as `paddle.load` gives it: dicts and lists with tensors (of torch) in them.
 
+    Where the file names its tensors, as (name, array), arrays without a name are arrays of numpy; else all are tensors.
+
     `save_state_file` is the inverse.
 
     Raises:
@@ -94,7 +97,7 @@ def load_state_file(path: str | PathLike[str]) -> Any:
     source, value = _opened(Path(path))
     if isinstance(value, dict):
         value.pop(_NAMES, None)
-    return _filled("", value, source.read())
+    return _filled("", value, source.read(), _is_named(value))
 
 
 def _opened(path: Path) -> tuple[TensorSource, Any]:
@@ -124,14 +127,22 @@ def _opened(path: Path) -> tuple[TensorSource, Any]:
     return TensorSource(str(path), tensors, metadata=metadata), value
 
 
-def _filled(name: str, value: Any, tensors: Mapping[str, Tensor]) -> Any:
+def _is_named(value: Any) -> bool:
+    if isinstance(value, dict | list | tuple):
+        named = isinstance(value, tuple) and tensor_of(value) is not None
+        return named or any(map(_is_named, value.values() if isinstance(value, dict) else value))
+    return False
+
+
+def _filled(name: str, value: Any, tensors: Mapping[str, Tensor], named: bool) -> Any:
     """The value with its arrays replaced by tensors; it is known to be nested but a little."""
     if tensor_of(value) is not None:
-        return tensors[name or _ONE]
+        tensor = tensors[name or _ONE]
+        return tensor.numpy() if named and isinstance(value, Array) and tensor.dtype != torch.bfloat16 else tensor
     if isinstance(value, dict):
-        return {key: _filled(_inside(name, key), item, tensors) for key, item in value.items()}
+        return {key: _filled(_inside(name, key), item, tensors, named) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        items = [_filled(_inside(name, index), item, tensors) for index, item in enumerate(value)]
+        items = [_filled(_inside(name, index), item, tensors, named) for index, item in enumerate(value)]
         return items if isinstance(value, list) else tuple(items)
     return value
 

@@ -55,6 +55,38 @@ class GradScaler:
         """Another scale."""
         self._scale = float(new_init_loss_scaling)
 
+    def get_incr_ratio(self) -> float:
+        """Factor by which the scale grows."""
+        return self._incr_ratio
+
+    def set_incr_ratio(self, new_incr_ratio: float) -> None:
+        """Factor by which the scale grows."""
+        self._incr_ratio = new_incr_ratio
+
+    def get_decr_ratio(self) -> float:
+        """Factor by which it shrinks."""
+        return self._decr_ratio
+
+    def set_decr_ratio(self, new_decr_ratio: float) -> None:
+        """Factor by which it shrinks."""
+        self._decr_ratio = new_decr_ratio
+
+    def get_incr_every_n_steps(self) -> int:
+        """Steps without an infinity before it grows."""
+        return self._incr_every
+
+    def set_incr_every_n_steps(self, new_incr_every_n_steps: int) -> None:
+        """Steps without an infinity before it grows."""
+        self._incr_every = new_incr_every_n_steps
+
+    def get_decr_every_n_nan_or_inf(self) -> int:
+        """Steps with an infinity before it shrinks."""
+        return self._decr_every
+
+    def set_decr_every_n_nan_or_inf(self, new_decr_every_n_nan_or_inf: int) -> None:
+        """Steps with an infinity before it shrinks."""
+        self._decr_every = new_decr_every_n_nan_or_inf
+
     def scale(self, var: Tensor) -> Tensor:
         """The loss, scaled."""
         return var * self._scale if self._enable else var

@@ -59,15 +59,12 @@ class PyLayerContext:
         self.__dict__["_materialize"] = value
 
     def set_grad_in_dtype_consistent(self, flag: bool) -> None:
-        """Whether backward gets gradients in the dtype of the results.
+        """Whether backward gets gradients in the dtype of the results (the default), or uncast.
 
-        torch's engine gives them so in any case.
-
-        Raises:
-            ValueError: False, which would hand on gradients of other dtypes.
+        A consumer whose backward computes in float32 then hands float32 on to a float16 result. Gradients of several
+        consumers are summed as they come.
         """
-        if not flag:
-            raise ValueError("gradients come in the dtype of the results here; cast in backward instead")
+        self.__dict__["_consistent"] = flag
 
 
 class PyLayer:
@@ -131,10 +128,14 @@ class _Bridge(torch.autograd.Function):
             *(new for old, new in zip(flat, made, strict=True) if isinstance(new, Tensor) and id(old) in without)
         )
         ctx.set_materialize_grads(own.__dict__["_materialize"])
+        if not own.__dict__["_consistent"]:
+            for each in made:
+                if isinstance(each, Tensor) and each.is_floating_point():
+                    each.grad_dtype = None  # torch's engine then hands gradients on uncast
         ctx.own, ctx.layer = own, layer
         ctx.is_result = [False, *(isinstance(each, Tensor) for each in made)]
         ctx.is_tensor = [isinstance(leaf, Tensor) for leaf in leaves]
-        ctx.inputs = [(leaf.shape, leaf.dtype) if isinstance(leaf, Tensor) else None for leaf in leaves]
+        ctx.shapes = [leaf.shape if isinstance(leaf, Tensor) else None for leaf in leaves]
         return (out_spec, *made)
 
     @staticmethod
@@ -154,7 +155,15 @@ class _Bridge(torch.autograd.Function):
                 "return one for each tensor, None where there is none"
             )
         gradients = iter(given)
-        return (None, None, *(next(gradients) if wanted else None for wanted in ctx.is_tensor))
+        found = [next(gradients) if wanted else None for wanted in ctx.is_tensor]
+        return (None, None, *map(_fitted, found, ctx.shapes))
+
+
+def _fitted(gradient: Any, shape: torch.Size | None) -> Any:
+    """A gradient in its input's shape where it has as many elements, such as [] for [1]."""
+    if gradient is None or shape is None or gradient.shape == shape or gradient.numel() != shape.numel():
+        return gradient
+    return gradient.reshape(shape)
 
 
 class _Kept:

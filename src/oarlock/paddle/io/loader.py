@@ -80,14 +80,14 @@ class DataLoader:
             "prefetch_factor": prefetch_factor if num_workers else None,
         }
         if batch_sampler is not None:
-            options |= {"batch_sampler": batch_sampler, "collate_fn": collate_fn or default_collate_fn}
+            options |= {"batch_sampler": batch_sampler, "collate_fn": _InTensors(collate_fn or default_collate_fn)}
         elif batch_size is None:
-            options |= {"batch_size": None, "collate_fn": collate_fn or _as_it_is}
+            options |= {"batch_size": None, "collate_fn": _InTensors(collate_fn)}
         else:
             options |= {
                 "batch_size": batch_size,
                 "drop_last": drop_last,
-                "collate_fn": collate_fn or default_collate_fn,
+                "collate_fn": _InTensors(collate_fn or default_collate_fn),
             }
         self._loader = data.DataLoader(dataset, **options)
 
@@ -102,5 +102,23 @@ class DataLoader:
         return iter(self)
 
 
-def _as_it_is(sample: Any) -> Any:
-    return torch.from_numpy(sample) if isinstance(sample, np.ndarray) else sample
+class _InTensors:
+    """What a collation gives, with tensors in place of arrays."""
+
+    def __init__(self, collate: Callable[[Any], Any] | None) -> None:
+        self.collate = collate
+
+    def __call__(self, samples: Any) -> Any:
+        return _in_tensors(samples if self.collate is None else self.collate(samples))
+
+
+def _in_tensors(value: Any) -> Any:
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
+        return torch.from_numpy(value)
+    if isinstance(value, dict):
+        return {key: _in_tensors(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_in_tensors(each) for each in value]
+    if type(value) is tuple:
+        return tuple(map(_in_tensors, value))
+    return value

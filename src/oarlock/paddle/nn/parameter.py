@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-_names: Counter[str] = Counter()
-
-
-def unique_name(prefix: str) -> str:
-    """`prefix_0`, `prefix_1`, ... in the order in which they are asked for."""
-    number = _names[prefix]
-    _names[prefix] += 1
-    return f"{prefix}_{number}"
+from oarlock.paddle.utils.unique_name import generate
 
 
 class Parameter(torch.nn.Parameter):
@@ -39,7 +31,7 @@ class Parameter(torch.nn.Parameter):
     ) -> Parameter:
         """A parameter over a tensor's memory."""
         made = super().__new__(cls, torch.empty(0) if data is None else data.detach(), requires_grad and trainable)
-        made._name = name or unique_name("create_parameter.w")
+        made._name = name or generate("create_parameter.w")
         made.optimize_attr = {"learning_rate": 1.0}
         made.regularizer, made.need_clip = None, True
         return made
@@ -81,7 +73,7 @@ class Parameter(torch.nn.Parameter):
         if id(self) not in memo:
             made = Parameter(self.data.clone(memory_format=torch.preserve_format), self.requires_grad)
             for key, value in self.__dict__.items():
-                setattr(made, key, unique_name(self.name + "_copy") if key == "_name" else value)
+                setattr(made, key, generate(self.name + "_copy") if key == "_name" else value)
             memo[id(self)] = made
         return memo[id(self)]
 
@@ -140,7 +132,7 @@ class ParamAttr:
 
     def make(self, tensor: Tensor, default: Callable[[Tensor], Any], prefix: str) -> Parameter:
         """The parameter, filled."""
-        parameter = Parameter(tensor, trainable=self.trainable, name=self.name or unique_name(prefix))
+        parameter = Parameter(tensor, trainable=self.trainable, name=self.name or generate(prefix))
         parameter.optimize_attr = {"learning_rate": self.learning_rate}
         parameter.regularizer = self.regularizer
         parameter.need_clip = self.need_clip

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from oarlock.paddle.nn.parameter import unique_name
 from oarlock.paddle.optimizer.lr import LRScheduler
 from oarlock.paddle.regularizer import L2Decay
+from oarlock.paddle.utils.unique_name import generate
 
 lists: Any = torch  # its operations on lists of tensors are not in its stubs
 
@@ -86,7 +86,7 @@ class Optimizer:
             raise ValueError("some parameters appear in more than one parameter group")
         for parameter in group["params"]:
             if not getattr(parameter, "name", None):  # a plain torch parameter
-                _plain_names.setdefault(id(parameter), unique_name("param"))
+                _plain_names.setdefault(id(parameter), generate("param"))
         self._param_groups.append(group)
 
     @property

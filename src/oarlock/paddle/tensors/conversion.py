@@ -160,13 +160,14 @@ def create_parameter(
     A bias is zero by default.
     """
     from oarlock.paddle.nn.initializer import default_initializer as usual
-    from oarlock.paddle.nn.parameter import ParamAttr, unique_name
+    from oarlock.paddle.nn.parameter import ParamAttr
+    from oarlock.paddle.utils.unique_name import generate
 
     chosen = ParamAttr.of(attr)
     if chosen is None:
         raise ValueError("create_parameter() got attr=False: there is nothing to make")
     tensor = torch.zeros(as_ints(shape), dtype=as_dtype(dtype))
-    made = chosen.make(tensor, default_initializer or usual(is_bias), f"{unique_name('create_parameter')}.w")
+    made = chosen.make(tensor, default_initializer or usual(is_bias), f"{generate('create_parameter')}.w")
     if name is not None:
         made.name = name
     return made

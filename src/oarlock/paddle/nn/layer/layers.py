@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Self
@@ -13,7 +14,8 @@ from torch import Tensor, nn
 
 from oarlock.paddle.dtypes import as_device, as_dtype, as_ints
 from oarlock.paddle.nn.initializer import default_initializer
-from oarlock.paddle.nn.parameter import ParamAttr, Parameter, unique_name
+from oarlock.paddle.nn.parameter import ParamAttr, Parameter
+from oarlock.paddle.utils.unique_name import generate
 
 
 class Layer(nn.Module):
@@ -27,7 +29,7 @@ class Layer(nn.Module):
     def __init__(self, name_scope: str | None = None, dtype: Any = "float32") -> None:
         super().__init__()
         self._dtype = as_dtype(dtype)
-        self._full_name = unique_name(name_scope or _snake(type(self).__name__))
+        self._full_name = generate(name_scope or _snake(type(self).__name__))
         self._num_parameters = {"w": 0, "b": 0}
 
     def full_name(self) -> str:
@@ -160,35 +162,35 @@ class Layer(nn.Module):
     ) -> tuple[list[str], list[str]]:
         """Copy values into the parameters and buffers of the same names.
 
+        Names without a value, and values of another shape, are left out with a warning that names them.
+
         Args:
             state_dict: name -> tensor or array.
             use_structured_name: names are those of `state_dict()`; False: those of the parameters themselves
                 (`linear_0.w_0`).
 
         Returns:
-            (names of the layer without a value, names without a place in the layer).
-
-        Raises:
-            ValueError: another shape; nothing has changed.
+            (names of the layer that got no value, names of `state_dict` that were not used).
         """
         own = self.state_dict()
         if not use_structured_name:
             own = {getattr(value, "name", None) or name: value for name, value in own.items()}
-        matched: list[tuple[Tensor, Tensor]] = []
+        matched: dict[str, Tensor] = {}
         for name, target in own.items():
             if name not in state_dict:
+                warnings.warn(f"Skip loading for {name}. {name} is not found in the provided dict.", stacklevel=2)
                 continue
             value = state_dict[name]
             source = value if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value))
-            if source.shape != target.shape:
-                raise ValueError(
-                    f"{name} receives a shape {list(source.shape)}, but the expected shape is {list(target.shape)}"
-                )
-            matched.append((target, source))
+            if source.shape == target.shape:
+                matched[name] = source
+                continue
+            shapes = f"a shape {list(source.shape)}, but the expected shape is {list(target.shape)}"
+            warnings.warn(f"Skip loading for {name}. {name} receives {shapes}.", stacklevel=2)
         with torch.no_grad():
-            for target, source in matched:
-                target.copy_(source)
-        return [name for name in own if name not in state_dict], [name for name in state_dict if name not in own]
+            for name, source in matched.items():
+                own[name].copy_(source)
+        return [name for name in own if name not in matched], [name for name in state_dict if name not in matched]
 
     set_dict = load_dict = set_state_dict
 
@@ -221,11 +223,11 @@ class Layer(nn.Module):
         return self._cast(torch.float32, excluded_layers)
 
     def float16(self, excluded_layers: Any = None) -> Self:
-        """float16; layers of `excluded_layers` (batch norms by default) stay."""
+        """float16; layers of `excluded_layers` (`BatchNorm` by default) stay."""
         return self._cast(torch.float16, _norms() if excluded_layers is None else excluded_layers)
 
     def bfloat16(self, excluded_layers: Any = None) -> Self:
-        """bfloat16; layers of `excluded_layers` (batch norms by default) stay."""
+        """bfloat16; layers of `excluded_layers` (`BatchNorm` by default) stay."""
         return self._cast(torch.bfloat16, _norms() if excluded_layers is None else excluded_layers)
 
     def _cast(self, dtype: torch.dtype, excluded: Any) -> Self:
@@ -247,9 +249,10 @@ def _default(is_bias: bool) -> Callable[[Tensor], Any]:
 
 
 def _norms() -> tuple[type[nn.Module], ...]:
-    from oarlock.paddle.nn.layer.norm import BatchNorm, BatchNorm1D, BatchNorm2D, BatchNorm3D
+    """What keeps its dtype by default: `BatchNorm` alone, not BatchNorm1D to 3D, as in Paddle."""
+    from oarlock.paddle.nn.layer.norm import BatchNorm
 
-    return BatchNorm, BatchNorm1D, BatchNorm2D, BatchNorm3D
+    return (BatchNorm,)
 
 
 def _snake(name: str) -> str:
