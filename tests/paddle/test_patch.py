@@ -189,3 +189,18 @@ def test_distributed_tensors_have_the_names_and_keep_theirs() -> None:
         torch.testing.assert_close(made.astype("float64").sum(axis=1).full_tensor(), x().double().sum(1))
     finally:
         torch.distributed.destroy_process_group()
+
+
+def test_arrays_are_copies_where_asked() -> None:
+    paddle.patch_tensor(copy_arrays=True)
+    try:
+        x = torch.zeros(2)
+        lent, converted = x.numpy(), np.asarray(x)
+        x.fill_(1)
+        assert lent.tolist() == converted.tolist() == [0, 0]
+    finally:
+        paddle.unpatch_tensor()
+    x = torch.zeros(2)
+    lent = x.numpy()
+    x.fill_(1)
+    assert lent.tolist() == [1, 1]

@@ -186,3 +186,12 @@ def test_layers_of_paddle_have_strict_parameters() -> None:
         assert weight.numpy() == pytest.approx(before - 0.5 * 4)
         weight.trainable = False
         assert weight.stop_gradient
+
+
+def test_strict_layers_of_torch_initialise_and_static_functions_run_eagerly() -> None:
+    """torch's initialisers name a generator, which Paddle's `uniform_` does not know."""
+    with paddle.strict():
+        layer = paddle.compat.nn.MultiheadAttention(4, 2, batch_first=True)
+        assert layer.in_proj_weight.abs().max().item() > 0
+        assert paddle.jit.to_static(lambda x: paddle.mean(x))(paddle.ones([2])).item() == 1
+        assert paddle.to_tensor([1 + 2j]).real().item() == 1

@@ -32,6 +32,7 @@ from oarlock.paddle import (
     methods,
     nn,
     optimizer,
+    random,
     regularizer,
     sampling,
     serialization,
@@ -46,6 +47,7 @@ from oarlock.paddle import (
 from oarlock.paddle import dtypes as _dtypes
 from oarlock.paddle.declare import exports as _exports
 from oarlock.paddle.dtypes import CPUPlace, CUDAPinnedPlace, CUDAPlace, CustomPlace, Place, XPUPlace
+from oarlock.paddle.nn.lazy import LazyGuard
 from oarlock.paddle.nn.parameter import ParamAttr
 from oarlock.paddle.patch import patch_tensor, unpatch_tensor
 from oarlock.paddle.strict import strict

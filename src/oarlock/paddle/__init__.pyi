@@ -25,6 +25,7 @@ from torch import FloatTensor as FloatTensor
 from torch import Generator as Generator
 from torch import HalfTensor as HalfTensor
 from torch import IntTensor as IntTensor
+from oarlock.paddle.nn.lazy import LazyGuard as LazyGuard
 from torch import LongTensor as LongTensor
 from oarlock.paddle.nn.parameter import ParamAttr as ParamAttr
 from oarlock.paddle.dtypes import Place as Place
@@ -63,6 +64,7 @@ from oarlock.paddle import patch as patch
 from oarlock.paddle.patch import patch_tensor as patch_tensor
 from oarlock.paddle import program as program
 from oarlock.paddle import properties as properties
+from oarlock.paddle import random as random
 from oarlock.paddle import regularizer as regularizer
 from oarlock.paddle import sampling as sampling
 from oarlock.paddle import serialization as serialization
@@ -1158,6 +1160,7 @@ class Tensor(torch.Tensor):
     def where(self: torch.Tensor, x: Any = ..., y: Any = ..., name: builtins.str | None = ..., *, out: Any = ..., input: Any = ..., other: Any = ...) -> Any: ...
     def where_(self: torch.Tensor, x: Any = ..., y: Any = ..., name: builtins.str | None = ..., *, input: Any = ..., other: Any = ...) -> Any: ...
     def zero_(self: torch.Tensor, name: builtins.str | None = ...) -> Tensor: ...
+    name: Any
     stop_gradient: Any
     place: Any
     persistable: Any

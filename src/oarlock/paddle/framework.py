@@ -245,3 +245,12 @@ def set_printoptions(
 ) -> None:
     """How tensors are printed."""
     torch.set_printoptions(precision, threshold, edgeitems, linewidth, sci_mode=sci_mode)
+
+
+def __getattr__(name: str) -> Any:
+    """`paddle.framework.ParamAttr`, which itself needs this module."""
+    if name == "ParamAttr":
+        from oarlock.paddle.nn.parameter import ParamAttr
+
+        return ParamAttr
+    raise AttributeError(f"paddle.framework has no {name!r} here")

@@ -64,6 +64,8 @@ def patch_tensor(copy_arrays: bool = False) -> list[str]:
         if native is None:
             _added.append(name)
             _set(name, attribute)
+        elif name == "name":
+            _set(name, attribute)
         elif name == "backward":
             _set(name, _backward(native, attribute))
         elif callable(native) and callable(attribute):

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from oarlock.paddle.dtypes import place_of
 from oarlock.paddle.methods import is_dist
+from oarlock.paddle.utils.unique_name import generate
 
 
 def _stop_gradient(x: Tensor) -> bool:
@@ -25,7 +26,19 @@ def _placements(x: Tensor) -> Any:
     raise AttributeError("only a distributed tensor has placements")  # hasattr() tells them apart by this
 
 
+def _name(x: Tensor) -> str:
+    given = vars(x)
+    if not given.get("_name"):
+        given["_name"] = generate("generated_tensor")
+    return given["_name"]
+
+
+def _set_name(x: Tensor, name: str) -> None:
+    vars(x)["_name"] = name
+
+
 PROPERTIES: dict[str, property] = {
+    "name": property(_name, _set_name, doc="A name, made up unless it was set; torch's own is None always."),
     "stop_gradient": property(_stop_gradient, set_stop_gradient, doc="Whether gradients stop here."),
     "place": property(place_of, doc="Where the tensor lives."),
     "persistable": property(

@@ -10,7 +10,6 @@ copied, gradients and changes in place are those of the same tensor) and its res
 
 import contextlib
 import functools
-import itertools
 import types
 from collections.abc import Callable
 from typing import Any
@@ -43,6 +42,11 @@ class _State:
     inside = False  # a function runs, or a backward pass: what strict tensors it meets are to behave as torch's
     depth = 0  # of `with strict()`
     plain: dict[str, Any] = {}  # noqa: RUF012 - names of the namespace as they were
+
+
+def is_strict() -> bool:
+    """Whether this is within `with strict():`."""
+    return _State.depth > 0
 
 
 def lend(value: Any, lent: list[Tensor]) -> Any:
@@ -147,9 +151,6 @@ def check_dtypes(name: str, x: Any, y: Any = None) -> None:
         )
 
 
-_numbers = itertools.count()
-
-
 class StrictTensor(Tensor):
     """A tensor with Paddle's conventions; see `strict`."""
 
@@ -175,15 +176,6 @@ class StrictTensor(Tensor):
         if _State.inside:
             return Tensor.size.__get__(self)  # type: ignore[return-value]
         return IntSize.of(Size(self.shape))
-
-    @property
-    def name(self) -> str:  # type: ignore[override]
-        """A name, made up unless it was set."""
-        return vars(self).setdefault("_name", f"generated_tensor_{next(_numbers)}")
-
-    @name.setter
-    def name(self, name: str) -> None:
-        vars(self)["_name"] = name
 
     @property
     def trainable(self) -> bool:
@@ -232,7 +224,7 @@ def _method(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def method(*args: Any, **kwargs: Any) -> Any:
-        if _State.inside and torchs is not None:
+        if torchs is not None and (_State.inside or "generator" in kwargs):  # torch's initialisers name one
             return torchs(*args, **kwargs)
         return paddles(*args, **kwargs)
 
@@ -286,6 +278,8 @@ def _fill_class() -> None:
         ):
             # `x += y` makes a new tensor, as Paddle's does
             setattr(StrictTensor, f"__i{word}__", getattr(StrictTensor, special))
+    for name in ("real", "imag"):  # methods in Paddle, attributes in torch
+        setattr(StrictTensor, name, bounded(REGISTRY[f"paddle.{name}"].function))
     for name in ("shape", "dtype", "ndim"):
         setattr(StrictTensor, name, property(_plainly(getattr(Tensor, name).__get__)))
 

@@ -322,5 +322,16 @@ def py_layer_errors():
     ]
 
 
+def hessian_of_a_sum():
+    x, y = leaf(2), leaf(3)
+    found = paddle.autograd.hessian(x.sum() + (y * y).sum(), (x, y))
+    return [[part[:] for part in row] for row in found]
+
+
+def whole_numbers_that_want_gradients():
+    x = paddle.to_tensor([1, 2], stop_gradient=False)
+    return x.stop_gradient
+
+
 if __name__ == "__main__":
     main(globals())

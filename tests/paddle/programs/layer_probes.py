@@ -195,5 +195,51 @@ def layer_errors():
     ]
 
 
+def layer_sequences_grow():
+    layers = nn.Sequential(nn.ReLU())
+    layers.insert(0, nn.Linear(2, 3))
+    layers.append(nn.Tanh())
+    layers.extend([nn.Linear(3, 1)])
+    return [list(layers.state_dict()), [type(each).__name__ for each in layers], layers(numbers(4, 2)).shape]
+
+
+def layer_static_states():
+    net = Net()
+    return [sorted(net.to_static_state_dict()), sorted(net.state_dict())]
+
+
+def layer_made_lazily():
+    with paddle.LazyGuard():
+        layer = nn.Linear(3, 2, weight_attr=nn.initializer.Constant(0.5))
+    shapes = [list(p.shape) for p in layer.parameters()]
+    for parameter in layer.parameters():
+        parameter.initialize()
+    return [shapes, layer(numbers(2, 3))]
+
+
+def layers_of_detectors():
+    x, boxes, count = numbers(1, 8, 8, 8), paddle.to_tensor([[1.0, 1.0, 6.0, 5.0]]), paddle.to_tensor([1], "int32")
+    found = [layer(2, 0.5)(x, boxes, count) for layer in (paddle.vision.ops.RoIAlign, paddle.vision.ops.RoIPool)]
+    found.append(paddle.vision.ops.PSRoIPool(2, 0.5)(x, boxes, count))
+    deformable = filled(paddle.vision.ops.DeformConv2D(8, 2, 3))
+    return [*found, deformable(x, numbers(1, 18, 6, 6), numbers(1, 9, 6, 6)), list(deformable.state_dict())]
+
+
+def losses_by_old_names():
+    return nn.loss.MSELoss()(numbers(3), numbers(3, seed=2))
+
+
+def smoothed_labels():
+    x, labels = numbers(4, 3), paddle.to_tensor([0, 2, 1, 1])
+    soft = F.one_hot(labels, 3)
+    return [F.cross_entropy(x, labels, label_smoothing=0.4), F.cross_entropy(x, soft, label_smoothing=0.4)]
+
+
+def tensors_have_names():
+    x = numbers(2)
+    x.name = "mine"
+    return [x.name, numbers(2).name != numbers(2).name, isinstance(numbers(2).name, str)]
+
+
 if __name__ == "__main__":
     main(globals())

@@ -173,5 +173,33 @@ def seeds_repeat():
     return [bool((one == two).all()), bool((paddle.rand([2]) == three).all())]
 
 
+def optimizer_in_two_parts():
+    layer = filled(nn.Linear(2, 2))
+    optimizer = paddle.optimizer.SGD(0.1, parameters=layer.parameters())
+    loss = layer(numbers(3, 2)).sum()
+    loss.backward()
+    pairs = optimizer.backward(loss)
+    optimizer.apply_gradients([(parameter, gradient * 2) for parameter, gradient in pairs])
+    return [len(pairs), layer.weight, layer.weight.grad]
+
+
+def optimizer_of_sparse_embeddings():
+    table = nn.Embedding(4, 2, sparse=True)
+    table.weight.set_value(numbers(4, 2))
+    optimizer = paddle.optimizer.SGD(0.1, parameters=table.parameters())
+    table(paddle.to_tensor([1, 1, 3])).sum().backward()
+    optimizer.step()
+    return table.weight
+
+
+def helpers_of_programs():
+    return [
+        raised(lambda: paddle.utils.require_version("99.0")) != "nothing",
+        raised(lambda: paddle.utils.require_version("2.0.0")),
+        raised(lambda: paddle.utils.try_import("no_such_module")),
+        paddle.utils.try_import("json").__name__,
+    ]
+
+
 if __name__ == "__main__":
     main(globals())

@@ -66,5 +66,7 @@ def hessian(ys: Tensor, xs: Any, batch_axis: int | None = None) -> Any:
 
 
 def _second(ys: Tensor, a: Tensor, b: Tensor, batch_axis: int | None) -> Any:
-    (first,) = torch.autograd.grad(ys.sum(), a, create_graph=True)
+    (first,) = torch.autograd.grad(ys.sum(), a, create_graph=True, materialize_grads=True)
+    if not first.requires_grad:  # of a linear function: zeros, whatever b is
+        first = first + 0 * b.sum()
     return jacobian(first if batch_axis is not None else first.flatten(), b, batch_axis)

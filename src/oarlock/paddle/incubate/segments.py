@@ -109,12 +109,15 @@ def reindex_graph(
     Args:
         x: the distinct centre nodes.
         neighbors: the neighbours of all of them, one after the other.
-        count: how many neighbours each has.
+        count: how many neighbours each has; for several kinds of edges, those of each kind one after the other.
 
     Returns:
         (numbers of the neighbours, numbers of their centres, the nodes in the order of their numbers).
     """
-    return _numbered(x, [neighbors], [count])
+    if len(count) % max(len(x), 1):
+        raise ValueError(f"count holds {len(count)} numbers, which is no multiple of the {len(x)} nodes of x")
+    counts = list(count.split(len(x))) if len(x) else [count]
+    return _numbered(x, list(neighbors.split([int(each.sum()) for each in counts])), counts)
 
 
 @api(at=GEOMETRIC, out=False)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import nn
+from torch._logging import set_logs
 
 
 def to_static(
@@ -23,14 +25,40 @@ def to_static(
     full = bool(kwargs.pop("full_graph", kwargs.pop("fullgraph", False)))
 
     def compiled(target: Any) -> Any:
-        if backend is None:
-            return target
+        if backend is None or not _is_enabled or _is_strict():
+            return target  # the tensors of strict mode run eagerly only
         if isinstance(target, nn.Module):
             target.compile(fullgraph=full)
             return target
         return torch.compile(target, fullgraph=full)
 
     return compiled if function is None else compiled(function)
+
+
+_is_enabled = True
+
+
+def _is_strict() -> bool:
+    from oarlock.paddle.strict import is_strict
+
+    return is_strict()
+
+
+def enable_to_static(enable_to_static_bool: bool) -> None:
+    """Whether `to_static` compiles from now on; False leaves functions as they are."""
+    global _is_enabled
+    _is_enabled = bool(enable_to_static_bool)
+
+
+def set_verbosity(level: int = 0, also_to_stdout: bool = False) -> None:
+    """How much the compiler tells of its work: 0 nothing, 1 what it compiles, more: every step."""
+    log = logging.WARNING if level <= 0 else logging.INFO if level == 1 else logging.DEBUG
+    set_logs(dynamo=log)
+
+
+def set_code_level(level: int = 100, also_to_stdout: bool = False) -> None:
+    """Log the code that the compiler makes of functions; 0 ends it."""
+    set_logs(bytecode=level > 0)
 
 
 def not_to_static(func: Callable[..., Any] | None = None) -> Any:

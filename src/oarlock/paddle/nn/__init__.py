@@ -1,6 +1,6 @@
 """`paddle.nn`: layers, the functions of networks, initialisers and gradient clipping."""
 
-from oarlock.paddle.nn import functional, init, initializer, layer
+from oarlock.paddle.nn import functional, init, initializer, layer, loss
 from oarlock.paddle.nn.clip import ClipGradByGlobalNorm, ClipGradByNorm, ClipGradByValue
 from oarlock.paddle.nn.layer.containers import LayerDict, LayerList, ParameterDict, ParameterList, Sequential
 from oarlock.paddle.nn.layer.functions import CLASSES as _CLASSES
@@ -81,5 +81,6 @@ __all__ = [
     "init",
     "initializer",
     "layer",
+    "loss",
     *_CLASSES,
 ]

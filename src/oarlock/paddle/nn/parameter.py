@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from oarlock.paddle.nn.lazy import initialize_now, is_lazy, postpone
 from oarlock.paddle.utils.unique_name import generate
 
 
@@ -67,6 +68,10 @@ class Parameter(torch.nn.Parameter):
     @trainable.setter
     def trainable(self, trainable: bool) -> None:
         self.requires_grad_(trainable)
+
+    def initialize(self) -> None:
+        """Take memory and fill it, where a LazyGuard postponed that."""
+        initialize_now(self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Parameter:
         """A copy under a name of its own."""
@@ -136,8 +141,12 @@ class ParamAttr:
         parameter.optimize_attr = {"learning_rate": self.learning_rate}
         parameter.regularizer = self.regularizer
         parameter.need_clip = self.need_clip
+        fill = self.initializer or default
+        if is_lazy():
+            postpone(parameter, fill)
+            return parameter
         with torch.no_grad():
-            (self.initializer or default)(parameter)
+            fill(parameter)
         return parameter
 
 

@@ -129,6 +129,7 @@ class Optimizer:
             pairs = [(p, p.grad) for p in group["params"] if p.grad is not None and p.requires_grad]
             if not pairs:
                 continue
+            pairs = [(p, grad.to_dense() if grad.is_sparse else grad) for p, grad in pairs]  # of sparse embeddings
             clip = group.get("grad_clip", self._grad_clip)
             if clip is not None:
                 pairs = clip(pairs)
@@ -201,9 +202,36 @@ class Optimizer:
         self, loss: Tensor, startup_program: Any = None, parameters: Any = None, no_grad_set: Any = None
     ) -> tuple[None, list[tuple[Tensor, Tensor]]]:
         """`step()` on gradients that are there."""
-        pairs = [(p, p.grad) for p in self._parameter_list if p.grad is not None]
+        pairs = self._pairs()
         self.step()
         return None, pairs
+
+    def backward(
+        self,
+        loss: Tensor,
+        startup_program: Any = None,
+        parameters: Any = None,
+        no_grad_set: Any = None,
+        callbacks: Any = None,
+    ) -> list[tuple[Tensor, Tensor]]:
+        """What `apply_gradients` takes: (parameter, gradient) of those that `loss.backward()` has given gradients."""
+        return self._pairs()
+
+    def apply_gradients(self, params_grads: Sequence[tuple[Tensor, Tensor]]) -> list[Any]:
+        """`step()` with these gradients in place of those of the parameters."""
+        before = [(parameter, parameter.grad) for parameter in self._parameter_list]
+        given = {id(parameter): gradient for parameter, gradient in params_grads}
+        try:
+            for parameter, _ in before:
+                parameter.grad = given.get(id(parameter))
+            self.step()
+        finally:
+            for parameter, gradient in before:
+                parameter.grad = gradient
+        return []
+
+    def _pairs(self) -> list[tuple[Tensor, Tensor]]:
+        return [(p, p.grad) for p in self._parameter_list if p.grad is not None]
 
     def clear_grad(self, set_to_zero: bool = True) -> None:
         """Zero the gradients (Paddle's default), or forget them."""

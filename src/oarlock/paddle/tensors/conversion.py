@@ -113,7 +113,7 @@ def asarray(
     """`obj` as a tensor, sharing its memory where `copy` and the dtype allow it."""
     if isinstance(obj, (list, tuple)):
         obj = _nested(obj, None)
-    return torch.asarray(obj, dtype=as_dtype(dtype), device=as_device(device), copy=copy, requires_grad=requires_grad)
+    return finish(torch.asarray(obj, dtype=as_dtype(dtype), device=as_device(device), copy=copy), requires_grad)
 
 
 @api()

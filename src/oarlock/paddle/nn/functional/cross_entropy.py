@@ -42,6 +42,8 @@ def cross_entropy(
     axis = axis % input.ndim
     classes = input.shape[axis]
     valid = None
+    if label_smoothing > 0 and label.shape == input.shape:
+        soft_label = True
     if label_smoothing > 0 and not soft_label:
         squeezed = (label.squeeze(axis) if label.ndim == input.ndim else label).long()
         valid = squeezed != ignore_index

@@ -53,6 +53,22 @@ class Sequential(Layer):
         self.add_sublayer(str(len(self)), layer)
         return self
 
+    def extend(self, layers: Iterable[nn.Module]) -> Sequential:
+        """Add layers at the end."""
+        for layer in layers:
+            self.append(layer)
+        return self
+
+    def insert(self, index: int, layer: nn.Module) -> Sequential:
+        """Put a layer before the one at `index`; names are numbers anew."""
+        if not -len(self) <= index <= len(self):
+            raise IndexError(f"index {index} is out of range for {len(self)} layers")
+        layers = list(self._modules.values())
+        layers.insert(index, layer)
+        self._modules.clear()
+        self._modules.update({str(number): each for number, each in enumerate(layers)})
+        return self
+
 
 class LayerList(Layer):
     """A list of layers."""

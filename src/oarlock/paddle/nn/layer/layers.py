@@ -157,6 +157,15 @@ class Layer(nn.Module):
             found = super().state_dict(destination=destination, prefix=prefix, keep_vars=True)
         return found if keep_vars else OrderedDict((name, value.detach()) for name, value in found.items())
 
+    def to_static_state_dict(
+        self, destination: Any = None, include_sublayers: bool = True, structured_name_prefix: str = ""
+    ) -> dict[str, Tensor]:
+        """`state_dict` with the buffers that are not persistable, too."""
+        found = self.state_dict(destination, include_sublayers, structured_name_prefix)
+        for name, value in super().named_buffers(recurse=include_sublayers):
+            found.setdefault(structured_name_prefix + name, value)
+        return found
+
     def set_state_dict(
         self, state_dict: Mapping[str, Any], use_structured_name: bool = True
     ) -> tuple[list[str], list[str]]:
