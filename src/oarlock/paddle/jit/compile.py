@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._logging import set_logs
+from torch._logging._internal import set_logs
 
 
 def to_static(
