@@ -57,7 +57,7 @@ def environment(paddle: Any) -> dict[str, Any]:
     def layer(made: Any, *tensors: Any) -> Any:
         """[results, gradients of the fractional inputs, of the parameters by name, buffers] of a filled layer."""
         filled(made)
-        fractional = [x for x in tensors if "float" in str(x.dtype)]
+        fractional = [x for x in tensors if x is not None and "float" in str(x.dtype)]
         for x in fractional:
             x.stop_gradient = False
         result = made(*tensors)
@@ -94,6 +94,7 @@ def environment(paddle: Any) -> dict[str, Any]:
 
     return {
         "layer": layer,
+        "filled": filled,
         "steps": steps,
         "rates": rates,
         "nn": paddle.nn,

@@ -17,9 +17,22 @@ def _stop_gradient(x: Tensor) -> bool:
 def set_stop_gradient(x: Tensor, stop: bool) -> None:
     """Gradients stop at `x`, or flow. Integers have none: for them, only what was said last is kept."""
     if x.is_floating_point() or x.is_complex():
-        x.requires_grad_(not stop)
+        if stop and x.grad_fn is not None:
+            _detach(x)  # a result: what is computed from it from now on takes it as a constant
+        else:
+            x.requires_grad_(not stop)
     else:
         vars(x)["_stop_gradient"] = stop
+
+
+def _detach(x: Tensor) -> None:
+    try:
+        x.detach_()
+    except RuntimeError:  # a view
+        try:
+            torch.utils.swap_tensors(x, x.detach())
+        except RuntimeError as error:
+            raise RuntimeError("gradients are wanted through this view already; write x = x.detach()") from error
 
 
 def _placements(x: Tensor) -> Any:

@@ -11,6 +11,9 @@ class L2Decay:
     def __init__(self, coeff: float = 0.0) -> None:
         self.coeff = coeff
 
+    def __str__(self) -> str:
+        return f"L2Decay, coeff={self.coeff:f}"
+
     def penalty(self, weight: Tensor) -> Tensor:
         """What is added to the gradient."""
         return weight * self.coeff
@@ -21,6 +24,9 @@ class L1Decay:
 
     def __init__(self, coeff: float = 0.0) -> None:
         self.coeff = coeff
+
+    def __str__(self) -> str:
+        return f"L1Decay, coeff={self.coeff:f}"
 
     def penalty(self, weight: Tensor) -> Tensor:
         """What is added to the gradient."""

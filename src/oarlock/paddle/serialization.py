@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +24,18 @@ def save(obj: Any, path: Any, protocol: int = 4, **configs: Any) -> None:
 
     Args:
         obj: state dicts of layers and optimizers, tensors, nested as wished.
-        path: of the file; folders are made.
+        path: of the file; folders are made. Or a BytesIO.
         protocol: taken; the file is always one that all of Paddle's protocols read.
         configs: `safetensors=True` writes a flat dict of tensors as safetensors.
 
     Raises:
         TypeError: a value of another type.
     """
+    if isinstance(path, io.BytesIO):
+        with tempfile.TemporaryDirectory() as folder:
+            save(obj, Path(folder) / "state", protocol, **configs)
+            path.write((Path(folder) / "state").read_bytes())
+        return
     target = Path(os.fspath(path))
     target.parent.mkdir(parents=True, exist_ok=True)
     if configs.get("safetensors"):
@@ -45,9 +52,13 @@ def load(path: Any, **configs: Any) -> Any:
     """Read what `save` wrote, here or with Paddle; nothing in the file is run.
 
     Args:
-        path: of the file.
+        path: of the file, or a BytesIO.
         configs: `safetensors=True` reads safetensors; `return_numpy=True` gives arrays.
     """
+    if isinstance(path, io.BytesIO):
+        with tempfile.TemporaryDirectory() as folder:
+            (Path(folder) / "state").write_bytes(path.read())
+            return load(Path(folder) / "state", **configs)
     source = Path(os.fspath(path))
     if not source.exists():
         raise ValueError(f"The ``path``: {path} does not exist")

@@ -1,6 +1,27 @@
 """Mixed precision."""
 
-from oarlock.paddle.amp.auto_cast import amp_guard, auto_cast, decorate, is_bfloat16_supported, is_float16_supported
+from oarlock.paddle.amp.auto_cast import (
+    amp_guard,
+    auto_cast,
+    decorate,
+    get_autocast_cpu_dtype,
+    get_autocast_dtype,
+    get_autocast_gpu_dtype,
+    is_autocast_enabled,
+    is_bfloat16_supported,
+    is_float16_supported,
+)
 from oarlock.paddle.amp.grad_scaler import GradScaler
 
-__all__ = ["GradScaler", "amp_guard", "auto_cast", "decorate", "is_bfloat16_supported", "is_float16_supported"]
+__all__ = [
+    "GradScaler",
+    "amp_guard",
+    "auto_cast",
+    "decorate",
+    "get_autocast_cpu_dtype",
+    "get_autocast_dtype",
+    "get_autocast_gpu_dtype",
+    "is_autocast_enabled",
+    "is_bfloat16_supported",
+    "is_float16_supported",
+]

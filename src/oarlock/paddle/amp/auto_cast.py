@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from oarlock.paddle.dtypes import as_dtype
+from oarlock.paddle.dtypes import as_dtype, dtype_name
 from oarlock.paddle.nn.layer.layers import Layer
 
 
@@ -49,6 +49,25 @@ def auto_cast(
 
 
 amp_guard = auto_cast
+
+
+def is_autocast_enabled(device_type: str | None = None) -> bool:
+    """Whether operations of a kind of device are cast now."""
+    return torch.is_autocast_enabled(_kind(device_type))
+
+
+def get_autocast_dtype(device_type: str | None = None) -> str:
+    """The name of the dtype that operations are cast to now, or would be."""
+    kind = _kind(device_type)
+    return dtype_name(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else "float16"
+
+
+get_autocast_cpu_dtype = get_autocast_gpu_dtype = get_autocast_dtype
+
+
+def _kind(device_type: str | None) -> str:
+    word = _device() if device_type is None else str(device_type).partition(":")[0]
+    return "cuda" if word == "gpu" else word
 
 
 def decorate(

@@ -45,7 +45,7 @@ class DataLoader:
         collate_fn: makes a batch of a list of samples.
         num_workers: processes that read ahead.
         worker_init_fn: called with the number of each worker when it starts.
-        feed_list, places, return_list, use_buffer_reader, use_shared_memory: taken, and not needed.
+        feed_list, places, return_list, use_buffer_reader, reader_buffer_size, use_shared_memory: taken, and not needed.
     """
 
     def __init__(
@@ -61,6 +61,7 @@ class DataLoader:
         collate_fn: Callable[[Any], Any] | None = None,
         num_workers: int = 0,
         use_buffer_reader: bool = True,
+        reader_buffer_size: int = 2,
         prefetch_factor: int = 2,
         use_shared_memory: bool = True,
         timeout: int = 0,

@@ -146,7 +146,7 @@ class DistributedBatchSampler(BatchSampler):
 
     def __iter__(self) -> Iterator[list[int]]:  # type: ignore[override]
         indices = np.arange(len(self.dataset)).tolist()
-        indices += indices[: self.total_size - len(indices)]
+        indices = (indices * math.ceil(self.total_size / len(indices)))[: self.total_size] if indices else []
         if self.shuffle:
             np.random.RandomState(self.epoch).shuffle(indices)
             self.epoch += 1

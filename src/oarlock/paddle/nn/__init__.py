@@ -1,10 +1,12 @@
 """`paddle.nn`: layers, the functions of networks, initialisers and gradient clipping."""
 
-from oarlock.paddle.nn import functional, init, initializer, layer, loss
+from oarlock.paddle.nn import functional, init, initializer, layer, loss, utils
 from oarlock.paddle.nn.clip import ClipGradByGlobalNorm, ClipGradByNorm, ClipGradByValue
+from oarlock.paddle.nn.layer.attention import MultiHeadAttention
 from oarlock.paddle.nn.layer.containers import LayerDict, LayerList, ParameterDict, ParameterList, Sequential
 from oarlock.paddle.nn.layer.functions import CLASSES as _CLASSES
 from oarlock.paddle.nn.layer.layers import Layer
+from oarlock.paddle.nn.layer.many_classes import AdaptiveLogSoftmaxWithLoss, HSigmoidLoss
 from oarlock.paddle.nn.layer.norm import (
     BatchNorm,
     BatchNorm1D,
@@ -18,6 +20,15 @@ from oarlock.paddle.nn.layer.norm import (
     RMSNorm,
     SpectralNorm,
     SyncBatchNorm,
+)
+from oarlock.paddle.nn.layer.recurrent import RNN, BiRNN, GRUCell, LSTMCell, RNNCellBase, SimpleRNNCell
+from oarlock.paddle.nn.layer.recurrent_networks import GRU, LSTM, SimpleRNN
+from oarlock.paddle.nn.layer.transformer import (
+    Transformer,
+    TransformerDecoder,
+    TransformerDecoderLayer,
+    TransformerEncoder,
+    TransformerEncoderLayer,
 )
 from oarlock.paddle.nn.layer.weighted import (
     Bilinear,
@@ -82,5 +93,23 @@ __all__ = [
     "initializer",
     "layer",
     "loss",
+    "utils",
+    "GRU",
+    "LSTM",
+    "RNN",
+    "BiRNN",
+    "GRUCell",
+    "LSTMCell",
+    "RNNCellBase",
+    "SimpleRNN",
+    "SimpleRNNCell",
+    "MultiHeadAttention",
+    "Transformer",
+    "TransformerDecoder",
+    "TransformerDecoderLayer",
+    "TransformerEncoder",
+    "TransformerEncoderLayer",
+    "AdaptiveLogSoftmaxWithLoss",
+    "HSigmoidLoss",
     *_CLASSES,
 ]

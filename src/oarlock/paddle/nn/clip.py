@@ -19,6 +19,9 @@ class ClipGradByValue:
     def __init__(self, max: float, min: float | None = None) -> None:
         self.max, self.min = max, -max if min is None else min
 
+    def __str__(self) -> str:
+        return f"Clip Gradient By Value, min = {self.min:f}, max={self.max:f}"
+
     def __call__(self, params_grads: Pairs) -> list[tuple[Tensor, Tensor]]:
         """(parameter, gradient) with new gradients."""
         return [(p, g.clamp(self.min, self.max) if _needs(p) else g) for p, g in params_grads]
@@ -29,6 +32,9 @@ class ClipGradByNorm:
 
     def __init__(self, clip_norm: float) -> None:
         self.clip_norm = clip_norm
+
+    def __str__(self) -> str:
+        return f"Gradient Clip By Norm, clip_norm={self.clip_norm:f}"
 
     def __call__(self, params_grads: Pairs) -> list[tuple[Tensor, Tensor]]:
         """(parameter, gradient) with new gradients."""
@@ -46,6 +52,9 @@ class ClipGradByGlobalNorm:
 
     def __init__(self, clip_norm: float, group_name: str = "default_group", auto_skip_clip: bool = False) -> None:
         self.clip_norm, self.group_name, self.auto_skip_clip = clip_norm, group_name, auto_skip_clip
+
+    def __str__(self) -> str:
+        return f"Gradient Clip By GlobalNorm, global_norm={self.clip_norm:f}"
 
     def __call__(self, params_grads: Pairs) -> list[tuple[Tensor, Tensor]]:
         """(parameter, gradient) with new gradients."""

@@ -38,6 +38,7 @@ class Momentum(Optimizer):
     """v = momentum * v + g; w -= lr * v, or with `use_nesterov` lr * (g + momentum * v)."""
 
     accumulators = ("velocity",)
+    options = ("momentum", "use_nesterov", "rescale_grad")
 
     def __init__(
         self,
@@ -53,14 +54,15 @@ class Momentum(Optimizer):
         name: str | None = None,
     ) -> None:
         super().__init__(learning_rate, parameters, weight_decay, grad_clip, name, multi_precision)
-        self._momentum, self._nesterov, self._rescale = momentum, use_nesterov, rescale_grad
+        self._momentum, self._use_nesterov, self._rescale_grad = momentum, use_nesterov, rescale_grad
 
     def _update(self, batch: Batch) -> None:
         (velocity,) = self._lists(batch, "velocity")
-        grads = batch.grads if self._rescale == 1.0 else lists._foreach_mul(batch.grads, self._rescale)
+        scale = self._rescale_grad
+        grads = batch.grads if scale == 1.0 else lists._foreach_mul(batch.grads, scale)
         lists._foreach_mul_(velocity, self._momentum)
         lists._foreach_add_(velocity, grads)
-        if self._nesterov:
+        if self._use_nesterov:
             lists._foreach_add_(
                 batch.weights, lists._foreach_add(grads, velocity, alpha=self._momentum), alpha=-batch.lr
             )
@@ -71,10 +73,14 @@ class Momentum(Optimizer):
 class Adam(Optimizer):
     """m, v: moving averages of g and g^2; w -= lr * sqrt(1 - b2^t) / (1 - b1^t) * m / (sqrt(v) + eps * sqrt(1 - b2^t)).
 
+    Args:
+        lazy_mode: of a parameter with a sparse gradient only the rows in it change, their moments too.
+
     Source: Kingma and Ba, 2015.
     """
 
     accumulators = ("moment1", "moment2")
+    options = ("beta1", "beta2", "epsilon", "lazy_mode")
     scalars = (("beta1_pow_acc", "_beta1"), ("beta2_pow_acc", "_beta2"))
 
     def __init__(
@@ -96,6 +102,7 @@ class Adam(Optimizer):
             if not 0 <= float(value) < 1:
                 raise ValueError(f"Invalid value of {what}, expect {what} in [0,1), got {value}")
         self._beta1, self._beta2, self._epsilon, self._amsgrad = float(beta1), float(beta2), epsilon, amsgrad
+        self._lazy_mode = lazy_mode
         if amsgrad:
             self.accumulators = (*self.accumulators, "moment2_max")
         super().__init__(learning_rate, parameters, weight_decay, grad_clip, name, multi_precision)
@@ -105,25 +112,49 @@ class Adam(Optimizer):
         step = self._states[batch.params[0]]["beta1_pow_acc"] + 1
         for parameter in batch.params:
             self._states[parameter].update(beta1_pow_acc=step, beta2_pow_acc=step)
-        lists._foreach_lerp_(first, batch.grads, 1 - self._beta1)
+        largest = self._lists(batch, "moment2_max")[0] if self._amsgrad else []
+        if not batch.grads[0].is_sparse:
+            self._move(batch, batch.weights, batch.grads, first, second, largest, step)
+            return
+        rows, gradient = batch.grads[0].indices()[0], batch.grads[0].values()
+        whole = [batch.weights[0], first[0], second[0], *largest]
+        weight, m, v, *top = picked = [tensor[rows] for tensor in whole]
+        self._move(batch, [weight], [gradient], [m], [v], top, step)
+        for tensor, new in zip(whole, picked, strict=True):
+            tensor[rows] = new
+
+    def _takes_rows(self, parameter: Tensor) -> bool:
+        return self._lazy_mode and (self.decays_itself or not self.regularization)
+
+    def _move(
+        self,
+        batch: Batch,
+        weights: list[Tensor],
+        grads: list[Tensor],
+        first: list[Tensor],
+        second: list[Tensor],
+        largest: list[Tensor],
+        step: int,
+    ) -> None:
+        lists._foreach_lerp_(first, grads, 1 - self._beta1)
         lists._foreach_mul_(second, self._beta2)
-        lists._foreach_addcmul_(second, batch.grads, batch.grads, 1 - self._beta2)
-        if self._amsgrad:
-            (largest,) = self._lists(batch, "moment2_max")
+        lists._foreach_addcmul_(second, grads, grads, 1 - self._beta2)
+        if largest:
             lists._foreach_maximum_(largest, second)
             second = largest
         correction = (1 - self._beta2**step) ** 0.5
         if batch.decay:
-            lists._foreach_mul_(batch.weights, 1 - batch.lr * batch.decay)
+            lists._foreach_mul_(weights, 1 - batch.lr * batch.decay)
         below = lists._foreach_sqrt(second)
         lists._foreach_add_(below, self._epsilon * correction)
-        lists._foreach_addcdiv_(batch.weights, first, below, -batch.lr * correction / (1 - self._beta1**step))
+        lists._foreach_addcdiv_(weights, first, below, -batch.lr * correction / (1 - self._beta1**step))
 
 
 class AdamW(Adam):
     """w *= 1 - lr * weight_decay, then Adam.
 
     Args:
+        use_lowprecision_moment: taken; moments have the dtype of what is changed.
         lr_ratio: called with a parameter: a factor on its learning rate.
         apply_decay_param_fun: called with a parameter's name: whether it decays.
 
@@ -140,6 +171,7 @@ class AdamW(Adam):
         epsilon: float = 1e-8,
         parameters: Any = None,
         weight_decay: float = 0.01,
+        use_lowprecision_moment: bool = False,
         lr_ratio: Callable[[Tensor], float] | None = None,
         apply_decay_param_fun: Callable[[str], bool] | None = None,
         grad_clip: Any = None,
@@ -169,6 +201,7 @@ class Adagrad(Optimizer):
     """s += g^2; w -= lr * g / (sqrt(s) + eps)."""
 
     accumulators = ("moment",)
+    options = ("epsilon",)
 
     def __init__(
         self,
@@ -201,6 +234,7 @@ class RMSProp(Optimizer):
     """
 
     accumulators = ("momentum", "mean_square", "mean_grad")
+    options = ("rho", "epsilon", "momentum", "centered")
 
     def __init__(
         self,
@@ -235,6 +269,7 @@ class Adadelta(Optimizer):
     """s = rho s + (1 - rho) g^2; d = sqrt((u + eps) / (s + eps)) g; u = rho u + (1 - rho) d^2; w -= lr d."""
 
     accumulators = ("_avg_squared_grad", "_avg_squared_update")
+    options = ("epsilon", "rho")
 
     def __init__(
         self,
@@ -264,6 +299,7 @@ class Adamax(Optimizer):
     """m as Adam's; u = max(b2 u + eps, |g|); w -= lr / (1 - b1^t) * m / u."""
 
     accumulators = ("moment", "inf_norm")
+    options = ("beta1", "beta2", "epsilon")
     scalars = (("beta1_pow_acc", "_beta1"),)
 
     def __init__(
@@ -302,6 +338,7 @@ class Lamb(Optimizer):
     """
 
     decays_itself = True
+    options = ("beta1", "beta2", "epsilon")
     accumulators = ("moment1", "moment2")
     scalars = (("beta1_pow_acc", "_beta1"), ("beta2_pow_acc", "_beta2"))
 
@@ -326,7 +363,7 @@ class Lamb(Optimizer):
     def _own_decay(self, parameter: Tensor, group: Mapping[str, Any]) -> float:
         if self._excludes is not None and self._excludes(parameter):
             return 0.0
-        return float(group.get("weight_decay", self.regularization) or 0.0)
+        return float(group.get("lamb_weight_decay", self.regularization) or 0.0)
 
     def _update(self, batch: Batch) -> None:
         first, second = self._lists(batch, "moment1", "moment2")

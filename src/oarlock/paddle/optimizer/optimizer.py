@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,7 +42,7 @@ class Optimizer:
     Args:
         learning_rate: a number or a scheduler of `paddle.optimizer.lr`.
         parameters: of the model; or dicts with `params` and values of their own for `learning_rate` (a factor),
-            `weight_decay`, `grad_clip`.
+            `weight_decay`, `grad_clip` and the optimizer's `options`, such as `beta1`.
         weight_decay: a number (as L2Decay) or a regulariser, added to the gradients of parameters without their own.
         grad_clip: one of `paddle.nn.ClipGradBy...`, applied before the regularisation.
         multi_precision: keep float32 copies of half-precision parameters, which are what is changed.
@@ -50,6 +51,7 @@ class Optimizer:
     decays_itself = False
     accumulators: tuple[str, ...] = ()
     scalars: tuple[tuple[str, str], ...] = ()  # (name of a state, attribute that it is a power of)
+    options: tuple[str, ...] = ()  # what a group may have a value of its own for; the attribute is `_` + the name
 
     def __init__(
         self,
@@ -74,6 +76,7 @@ class Optimizer:
         groups = given if given and isinstance(given[0], dict) else [{"params": given}]
         for group in groups:
             self._add_param_group(dict(group))
+        self._group_of = {id(p): group for group in self._param_groups for p in group["params"]}
         self._states: dict[Tensor, dict[str, Any]] = {}
         self._masters: dict[Tensor, Tensor] = {}
         self._pending: dict[str, Any] = {}  # states that were loaded before their parameters took a step
@@ -129,16 +132,31 @@ class Optimizer:
             pairs = [(p, p.grad) for p in group["params"] if p.grad is not None and p.requires_grad]
             if not pairs:
                 continue
-            pairs = [(p, grad.to_dense() if grad.is_sparse else grad) for p, grad in pairs]  # of sparse embeddings
             clip = group.get("grad_clip", self._grad_clip)
             if clip is not None:
-                pairs = clip(pairs)
-            for batch in self._batches(pairs, group):
-                self._update(batch)
-                for parameter, weight in zip(batch.params, batch.weights, strict=True):
-                    if weight is not parameter:
-                        parameter.copy_(weight)
+                pairs = clip([(p, grad.to_dense() if grad.is_sparse else grad) for p, grad in pairs])
+            with self._options_of(group):
+                for batch in self._batches(pairs, group):
+                    self._update(batch)
+                    for parameter, weight in zip(batch.params, batch.weights, strict=True):
+                        if weight is not parameter:
+                            parameter.copy_(weight)
         return result
+
+    @contextlib.contextmanager
+    def _options_of(self, group: Mapping[str, Any]) -> Iterator[None]:
+        own = [f"_{name}" for name in self.options if name in group]
+        before = {name: getattr(self, name) for name in own}
+        try:
+            for name in own:
+                setattr(self, name, group[name[1:]])
+            yield
+        finally:
+            for name, value in before.items():
+                setattr(self, name, value)
+
+    def _option(self, parameter: Tensor, attribute: str) -> Any:
+        return self._group_of[id(parameter)].get(attribute[1:], getattr(self, attribute))
 
     def _batches(self, pairs: Sequence[tuple[Tensor, Tensor]], group: Mapping[str, Any]) -> list[Batch]:
         """Parameters by what they have in common, so that each kind is one call of few kernels."""
@@ -147,6 +165,8 @@ class Optimizer:
         found: OrderedDict[tuple[Any, ...], Batch] = OrderedDict()
         for parameter, gradient in pairs:
             weight = self._weight(parameter)
+            if gradient.is_sparse:  # of sparse embeddings
+                gradient = gradient.coalesce() if self._takes_rows(parameter) else gradient.to_dense()
             if gradient.dtype != weight.dtype:
                 gradient = gradient.to(weight.dtype)
             factor = getattr(parameter, "optimize_attr", _PLAIN)["learning_rate"] * self._lr_factor(parameter)
@@ -156,7 +176,8 @@ class Optimizer:
             elif (own := getattr(parameter, "regularizer", None) or regularizer) is not None:
                 gradient = gradient + own.penalty(weight)
             self._state(parameter, weight)
-            key = (rate * factor, decay, weight.dtype, weight.device, self._key(parameter))
+            rows = id(parameter) if gradient.is_sparse else None
+            key = (rate * factor, decay, weight.dtype, weight.device, rows, self._key(parameter))
             batch = found.setdefault(key, Batch([], [], [], rate * factor, decay))
             batch.params.append(parameter)
             batch.weights.append(weight)
@@ -181,6 +202,10 @@ class Optimizer:
 
     def _first(self, name: str, weight: Tensor) -> Tensor:
         return torch.zeros_like(weight)
+
+    def _takes_rows(self, parameter: Tensor) -> bool:
+        """Whether `_update` can do with the rows of a sparse gradient; it is made dense otherwise."""
+        return False
 
     def _lr_factor(self, parameter: Tensor) -> float:
         return 1.0
@@ -237,27 +262,30 @@ class Optimizer:
         """Zero the gradients (Paddle's default), or forget them."""
         grads = [p.grad for p in self._parameter_list if p.grad is not None]
         if set_to_zero and grads:
-            lists._foreach_zero_(grads)
+            for parameter in self._parameter_list:
+                if parameter.grad is not None and parameter.grad.is_sparse:
+                    parameter.grad = None  # no rows: that is zero
+            if dense := [g for g in grads if not g.is_sparse]:
+                lists._foreach_zero_(dense)
         elif not set_to_zero:
             for parameter in self._parameter_list:
                 parameter.grad = None
 
-    clear_gradients = clear_grad
+    clear_gradients = zero_grad = clear_grad
 
     # ------------------------------------------------------------------------------------------------------ states
 
     def state_dict(self) -> dict[str, Any]:
         """States by name (`linear_0.w_0_moment1_0`), float32 copies in `master_weights`, and the scheduler's state."""
         found: dict[str, Any] = {}
-        masters: dict[str, Tensor] = {}
-        for parameter, state in self._states.items():
-            name = _name(parameter)
-            for key in self.accumulators:
-                found[f"{name}_{key}_0"] = state[key]
-            for key, base in self.scalars:
-                found[f"{name}_{key}_0"] = torch.tensor([getattr(self, base) ** (state[key] + 1)], dtype=torch.float32)
-            if parameter in self._masters:
-                masters[name] = self._masters[parameter]
+        named = [(_name(parameter), parameter, state) for parameter, state in self._states.items()]
+        for key in self.accumulators:
+            found |= {f"{name}_{key}_0": state[key] for name, _, state in named}
+        for key, base in self.scalars:
+            for name, parameter, state in named:
+                power = self._option(parameter, base) ** (state[key] + 1)
+                found[f"{name}_{key}_0"] = torch.tensor([power], dtype=torch.float32)
+        masters = {name: self._masters[parameter] for name, parameter, _ in named if parameter in self._masters}
         if masters:
             found["master_weights"] = masters
         if isinstance(self._learning_rate, LRScheduler):
@@ -276,7 +304,7 @@ class Optimizer:
             if parameter in self._states or self._has_pending(parameter):
                 self._take_pending(parameter, self._state(parameter, self._weight(parameter)))
 
-    set_dict = set_state_dict
+    set_dict = load_state_dict = set_state_dict
 
     def _has_pending(self, parameter: Tensor) -> bool:
         names = (*self.accumulators, *(name for name, _ in self.scalars))
@@ -292,7 +320,8 @@ class Optimizer:
             value = self._pending.pop(f"{name}_{key}_0", None)
             if value is not None:  # a power of a number below 1: its exponent is the number of steps and one
                 power = float(_tensor(value).reshape(-1)[0])
-                state[key] = max(round(np.log(power) / np.log(getattr(self, base))) - 1, 0) if power > 0 else 1 << 30
+                factor = self._option(parameter, base)
+                state[key] = max(round(np.log(power) / np.log(factor)) - 1, 0) if power > 0 else 1 << 30
 
 
 _PLAIN = {"learning_rate": 1.0}

@@ -116,6 +116,13 @@ class LayerList(Layer):
         layers.insert(index, sublayer)
         self._renumber(layers)
 
+    def pop(self, index: int = -1) -> nn.Module:
+        """Take a layer out."""
+        layers = list(self._modules.values())
+        taken = layers.pop(index)
+        self._renumber(layers)
+        return taken  # type: ignore[return-value]
+
     def _renumber(self, layers: Iterable[nn.Module | None]) -> None:
         self._modules.clear()
         self._modules.update({str(i): layer for i, layer in enumerate(layers)})

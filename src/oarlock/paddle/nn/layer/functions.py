@@ -220,6 +220,20 @@ class _Pad(Layer):
         return functional.pad(x, self.pad, mode=self.pad_mode, value=self.value, data_format=self.layout)
 
 
+def _pad_start(mode: str, layout: str, *, valued: bool) -> Callable[..., None]:
+    """The `__init__` of a padding layer of one mode."""
+
+    def with_value(
+        self: Any, padding: Any, value: float, data_format: str = layout, name: str | None = None
+    ) -> None:  # fmt: skip
+        _Pad.__init__(self, padding, mode, value, data_format)
+
+    def without(self: Any, padding: Any, data_format: str = layout, name: str | None = None) -> None:
+        _Pad.__init__(self, padding, mode, 0.0, data_format)
+
+    return with_value if valued else without
+
+
 def _pads() -> dict[str, type[Layer]]:
     found: dict[str, type[Layer]] = {}
     layouts = {1: "NCL", 2: "NCHW", 3: "NCDHW"}
@@ -229,16 +243,9 @@ def _pads() -> dict[str, type[Layer]]:
         for kind, mode in (("Constant", "constant"), ("Zero", "constant"), ("Circular", "circular"),
                            ("Replication", "replicate"), ("Reflection", "reflect")):  # fmt: skip
             name = f"{kind}Pad{dims}D"
-            valued = kind == "Constant"
-
-            def __init__(
-                self: Any, padding: Any, *args: Any, _valued: bool = valued, _mode: str = mode, **kwargs: Any
-            ) -> None:
-                names = ["value", "data_format", "name"] if _valued else ["data_format", "name"]
-                _Pad.__init__(self, padding, _mode, **{**dict(zip(names, args, strict=False)), **kwargs})
-
             text = f"Pad {dims} dimensions: {kind.lower()}."
-            found[name] = type(name, (_Pad,), {**about, "mode": mode, "__init__": __init__, "__doc__": text})
+            start = _pad_start(mode, layout, valued=kind == "Constant")
+            found[name] = type(name, (_Pad,), {**about, "mode": mode, "__init__": start, "__doc__": text})
     return found
 
 

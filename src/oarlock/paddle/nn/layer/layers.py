@@ -11,6 +11,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from oarlock.paddle.dtypes import as_device, as_dtype, as_ints
 from oarlock.paddle.nn.initializer import default_initializer
@@ -53,7 +54,7 @@ class Layer(nn.Module):
         Args:
             shape: its sizes.
             attr: a ParamAttr, a name, an initialiser; False for none.
-            dtype: the layer's by default.
+            dtype: `paddle.get_default_dtype()` by default.
             is_bias: filled with zeros by default, other parameters by XavierUniform.
             default_initializer: where `attr` has none.
         """
@@ -62,7 +63,8 @@ class Layer(nn.Module):
             return None
         kind = "b" if is_bias else "w"
         prefix = f"{self._full_name}.{kind}"
-        tensor = torch.empty(as_ints(shape), dtype=as_dtype(dtype) or self._dtype, device=as_device(device))
+        chosen_dtype = as_dtype(dtype) or torch.get_default_dtype()
+        tensor = torch.empty(as_ints(shape), dtype=chosen_dtype, device=as_device(device))
         made = chosen.make(tensor, default_initializer or _default(is_bias), prefix)
         if not requires_grad:
             made.requires_grad_(False)
@@ -89,6 +91,29 @@ class Layer(nn.Module):
     ) -> None:
         """A tensor that belongs to the layer and is not trained; `persistable` ones are in the state dict."""
         super().register_buffer(name, tensor, more.get("persistent", persistable))
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """A tensor that is assigned becomes a buffer, which moves with the layer and is not in the state dict."""
+        if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
+            own = self.__dict__
+            buffers = own.get("_buffers")
+            if buffers is not None and name in buffers:
+                buffers[name] = value
+                return
+            # A property keeps its setter; a parameter's name refuses other tensors.
+            if buffers is not None and name not in own["_parameters"] and not hasattr(type(self), name):
+                own.pop(name, None)
+                super().register_buffer(name, value, False)
+                return
+        super().__setattr__(name, value)
+
+    def get_sublayer(self, target: str) -> nn.Module:
+        """The layer by its full name, such as `encoder.0.linear`; itself for ""."""
+        return self.get_submodule(target)
+
+    def set_sublayer(self, target: str, layer: nn.Module, strict: bool = False) -> None:
+        """Put a layer where the full name says; with `strict` only in place of another."""
+        self.set_submodule(target, layer, strict)
 
     # --------------------------------------------------------------------------------------------------- its parts
 
@@ -137,6 +162,21 @@ class Layer(nn.Module):
         """Called with (layer, inputs, outputs) behind forward; what it returns replaces the outputs."""
         return self.register_forward_hook(hook, prepend=prepend, with_kwargs=with_kwargs, always_call=always_call)
 
+    def register_state_dict_hook(self, hook: Callable[[dict[str, Tensor]], Any]) -> Any:
+        """Called with the state dict of this layer and those below, which it may change."""
+        hooks = self.__dict__.setdefault("_own_state_hooks", OrderedDict())
+        handle = RemovableHandle(hooks)
+        hooks[handle.id] = hook
+        return handle
+
+    def backward(self, *inputs: Any) -> Any:
+        """Layers have none.
+
+        Raises:
+            ValueError: always; call `backward()` of a tensor.
+        """
+        raise ValueError("Layer shouldn't implement backward: call backward() of a tensor")
+
     # ------------------------------------------------------------------------------------------------------- state
 
     def state_dict(  # type: ignore[override]
@@ -155,7 +195,11 @@ class Layer(nn.Module):
             self._save_to_state_dict(found, prefix, True)
         else:
             found = super().state_dict(destination=destination, prefix=prefix, keep_vars=True)
-        return found if keep_vars else OrderedDict((name, value.detach()) for name, value in found.items())
+        if not keep_vars:
+            found = OrderedDict((name, value.detach()) for name, value in found.items())
+        for hook in self.__dict__.get("_own_state_hooks", {}).values() if use_hook else ():
+            hook(found)
+        return found
 
     def to_static_state_dict(
         self, destination: Any = None, include_sublayers: bool = True, structured_name_prefix: str = ""
