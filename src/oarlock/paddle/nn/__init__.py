@@ -21,7 +21,8 @@ from oarlock.paddle.nn.layer.norm import (
     SpectralNorm,
     SyncBatchNorm,
 )
-from oarlock.paddle.nn.layer.recurrent import RNN, BiRNN, GRUCell, LSTMCell, RNNCellBase, SimpleRNNCell
+from oarlock.paddle.nn.layer.recurrent import RNN, BiRNN
+from oarlock.paddle.nn.layer.recurrent_cells import GRUCell, LSTMCell, RNNCellBase, SimpleRNNCell
 from oarlock.paddle.nn.layer.recurrent_networks import GRU, LSTM, SimpleRNN
 from oarlock.paddle.nn.layer.transformer import (
     Transformer,

@@ -1,155 +1,34 @@
-"""Layers of recurrent cells, which torch's kernels run.
-
-B batch, T steps, I input size, H hidden size, L layers, D directions. Sequences are [B, T, I], or [T, B, I] with
-`time_major`; states are [L * D, B, H].
-"""
+"""SimpleRNN, LSTM and GRU: layers of recurrent cells, run by torch's kernels."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from oarlock.paddle.nn import functional
 from oarlock.paddle.nn.layer.containers import LayerList
-from oarlock.paddle.nn.layer.recurrent import RNN, BiRNN, GRUCell, LSTMCell, SimpleRNNCell
+from oarlock.paddle.nn.layer.recurrent import RNN, BiRNN
+from oarlock.paddle.nn.layer.recurrent_cells import ACTIVATIONS, GRUCell, LSTMCell, RNNCellBase, SimpleRNNCell
 
-kernels: Any = torch  # the stubs know only some of the forms of rnn_tanh, lstm, gru
-
-
-class _Network(LayerList):
-    """Layers of cells. The weights are those of the cells, and attributes `weight_ih_l0[_reverse]`, ... as well."""
-
-    kind: Any
-    num_states = 1
-
-    def _make(
-        self,
-        input_size: int,
-        hidden_size: int,
-        num_layers: int,
-        direction: str,
-        time_major: bool,
-        dropout: float,
-        attrs: Sequence[Any],
-        more: dict[str, Any],
-    ) -> None:
-        if direction not in ("forward", "bidirect", "bidirectional"):
-            raise ValueError(f"direction should be forward or bidirect (or bidirectional), received {direction!r}")
-        self.input_size, self.hidden_size, self.num_layers = input_size, hidden_size, num_layers
-        self.num_directions, self.time_major, self.dropout = 1 + (direction != "forward"), time_major, dropout
-        self.proj_size = int(more.get("proj_size", 0))
-        width = (self.proj_size or hidden_size) * self.num_directions
-        names = ("weight_ih_attr", "weight_hh_attr", "bias_ih_attr", "bias_hh_attr")
-        options = {**dict(zip(names, attrs, strict=True)), **more}
-        for number in range(num_layers):
-            size = width if number else input_size
-            cells = [self.kind(size, hidden_size, **options) for _ in range(self.num_directions)]
-            made = BiRNN(*cells, time_major=time_major) if len(cells) == 2 else RNN(cells[0], False, time_major)
-            self.append(made)
-            for cell, suffix in zip(cells, ("", "_reverse"), strict=False):
-                for part in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"):
-                    self.register_parameter(f"{part}_l{number}{suffix}", getattr(cell, part))
-
-    def _cells(self) -> list[Any]:
-        return [
-            cell
-            for layer in self
-            for cell in ((layer.cell,) if isinstance(layer, RNN) else (layer.cell_fw, layer.cell_bw))
-        ]
-
-    def _run(self, data: Tensor, sizes: Tensor | None, states: list[Tensor], weights: list[Tensor]) -> Any:
-        raise NotImplementedError
-
-    def forward(
-        self, inputs: Tensor, initial_states: Any = None, sequence_length: Tensor | None = None
-    ) -> tuple[Tensor, Any]:
-        """(outputs [B, T, D * H], the last states [L * D, B, H]).
-
-        Args:
-            inputs: [B, T, I].
-            initial_states: [L * D, B, H], (h, c) for an LSTM; zeros by default.
-            sequence_length: [B], how many steps of each sample count; outputs behind them are 0.
-        """
-        sequence = inputs if self.time_major else inputs.transpose(0, 1)
-        cells = self._cells()
-        count, batch = len(cells), sequence.shape[1]
-        if initial_states is None:
-            widths = (self.proj_size or self.hidden_size, self.hidden_size)
-            states = [sequence.new_zeros(count, batch, widths[i]) for i in range(self.num_states)]
-        else:
-            states = [initial_states] if isinstance(initial_states, Tensor) else list(initial_states)
-        weights: list[Tensor] = []
-        for cell in cells:
-            weights += [cell.weight_ih, cell.weight_hh, cell.bias_ih, cell.bias_hh]
-            if self.proj_size:
-                weights.append(cell.weight_ho.t())
-        if sequence_length is None:
-            output, *last = self._run(sequence, None, states, weights)
-        else:
-            lengths, order = sequence_length.to("cpu", torch.int64).sort(descending=True, stable=True)
-            order = order.to(sequence.device)
-            packed = torch.nn.utils.rnn.pack_padded_sequence(sequence[:, order], lengths)
-            found, *last = self._run(packed.data, packed.batch_sizes, [s[:, order] for s in states], weights)
-            whole = torch.nn.utils.rnn.PackedSequence(found, packed.batch_sizes)
-            output, _ = torch.nn.utils.rnn.pad_packed_sequence(whole, total_length=sequence.shape[0])
-            back = order.argsort()
-            output, last = output[:, back], [s[:, back] for s in last]
-        if not self.time_major:
-            output = output.transpose(0, 1)
-        return output, last[0] if self.num_states == 1 else tuple(last)
-
-    def _common(self) -> tuple[Any, ...]:
-        return True, self.num_layers, self.dropout, self.training, self.num_directions == 2
-
-    def extra_repr(self) -> str:
-        """For printing."""
-        layers = f", num_layers={self.num_layers}" if self.num_layers != 1 else ""
-        return f"{self.input_size}, {self.hidden_size}{layers}"
+kernels: Any = torch._VF  # rnn_tanh, rnn_relu, lstm, gru
+BOTH = ("bidirectional", "bidirect")
 
 
-class SimpleRNN(_Network):
-    """Layers of `SimpleRNNCell`; `dropout` between layers while training."""
+class RNNBase(LayerList):
+    """Layers of cells; layer l takes the outputs of layer l - 1. See SimpleRNN, LSTM and GRU.
 
-    kind = SimpleRNNCell
+    Each parameter has two names in the state dict, as in Paddle: `weight_ih_l0` (`_reverse`) and `0.cell.weight_ih`
+    (`0.cell_fw.weight_ih`, `0.cell_bw.weight_ih`).
+    """
+
+    mode: str
 
     def __init__(
         self,
-        input_size: int,
-        hidden_size: int,
-        num_layers: int = 1,
-        direction: str = "forward",
-        time_major: bool = False,
-        dropout: float = 0.0,
-        activation: str = "tanh",
-        weight_ih_attr: Any = None,
-        weight_hh_attr: Any = None,
-        bias_ih_attr: Any = None,
-        bias_hh_attr: Any = None,
-        name: str | None = None,
-    ) -> None:
-        super().__init__()
-        self.activation = activation
-        attrs = (weight_ih_attr, weight_hh_attr, bias_ih_attr, bias_hh_attr)
-        more = {"activation": activation}
-        self._make(input_size, hidden_size, num_layers, direction, time_major, dropout, attrs, more)
-
-    def _run(self, data: Tensor, sizes: Tensor | None, states: list[Tensor], weights: list[Tensor]) -> Any:
-        run = kernels.rnn_tanh if self.activation == "tanh" else kernels.rnn_relu
-        if sizes is None:
-            return run(data, states[0], weights, *self._common(), False)
-        return run(data, sizes, states[0], weights, *self._common())
-
-
-class LSTM(_Network):
-    """Layers of `LSTMCell`; `dropout` between layers while training."""
-
-    kind = LSTMCell
-    num_states = 2
-
-    def __init__(
-        self,
+        mode: str,
         input_size: int,
         hidden_size: int,
         num_layers: int = 1,
@@ -161,43 +40,190 @@ class LSTM(_Network):
         bias_ih_attr: Any = None,
         bias_hh_attr: Any = None,
         proj_size: int = 0,
-        name: str | None = None,
     ) -> None:
         super().__init__()
-        attrs = (weight_ih_attr, weight_hh_attr, bias_ih_attr, bias_hh_attr)
-        more = {"proj_size": proj_size}
-        self._make(input_size, hidden_size, num_layers, direction, time_major, dropout, attrs, more)
+        if direction not in (*BOTH, "forward"):
+            raise ValueError(f"direction should be forward or bidirect (or bidirectional), received {direction!r}")
+        self.mode, self.input_size, self.hidden_size, self.num_layers = mode, input_size, hidden_size, num_layers
+        self.dropout, self.time_major, self.proj_size = dropout, time_major, proj_size
+        self.num_directions = 2 if direction in BOTH else 1
+        self.state_components = 2 if mode == "LSTM" else 1
+        attrs = {"weight_ih_attr": weight_ih_attr, "weight_hh_attr": weight_hh_attr}
+        attrs |= {"bias_ih_attr": bias_ih_attr, "bias_hh_attr": bias_hh_attr}
 
-    def _run(self, data: Tensor, sizes: Tensor | None, states: list[Tensor], weights: list[Tensor]) -> Any:
-        if sizes is None:
-            return kernels.lstm(data, states, weights, *self._common(), False)
-        return kernels.lstm(data, sizes, states, weights, *self._common())
+        def cell(size: int) -> RNNCellBase:
+            if mode == "LSTM":
+                return LSTMCell(size, hidden_size, **attrs, proj_size=proj_size)
+            if mode == "GRU":
+                return GRUCell(size, hidden_size, **attrs)
+            return SimpleRNNCell(size, hidden_size, mode.removeprefix("RNN_").lower(), **attrs)
+
+        for layer in range(num_layers):
+            size = input_size if layer == 0 else (proj_size or hidden_size) * self.num_directions
+            if self.num_directions == 2:
+                self.append(BiRNN(cell(size), cell(size), time_major))
+            else:
+                self.append(RNN(cell(size), False, time_major))
+        self._name_parameters({kind for kind in ("bias_ih", "bias_hh") if attrs[f"{kind}_attr"] is False})
+
+    def _name_parameters(self, absent: set[str]) -> None:
+        """Give the cells' parameters names in this layer.
+
+        As in Paddle, names go to parameters in their order: with a projection, those behind the first layer shift.
+        """
+        kinds = [kind for kind in ("weight_ih", "weight_hh", "bias_ih", "bias_hh") if kind not in absent]
+        sides = ("", "_reverse")[: self.num_directions]
+        names = [f"{kind}_l{layer}{side}" for layer in range(self.num_layers) for side in sides for kind in kinds]
+        for name, parameter in zip(names, self.parameters(), strict=False):
+            self.add_parameter(name, parameter)
+
+    def _cells(self) -> list[Any]:
+        """The cell of each layer and direction."""
+        return [cell for layer in self for cell in layer.children()]
+
+    def flatten_parameters(self) -> None:
+        """Nothing to do: torch's kernels take the parameters where they lie."""
+
+    def forward(
+        self, inputs: Tensor, initial_states: Any = None, sequence_length: Tensor | None = None
+    ) -> tuple[Tensor, Any]:
+        """Outputs of the last layer at all steps, and the last states of all layers.
+
+        Args:
+            inputs: [N, T, in], or [T, N, in] where `time_major`.
+            initial_states: [layers * directions, N, hidden], two of them for an LSTM; zeros by default.
+            sequence_length: [N]; outputs from there on are zero, and states are those at that step. A length of
+                zero gives the initial states.
+
+        Returns:
+            [N, T, directions * hidden] (or time first), states in the form of `initial_states`.
+
+        Raises:
+            ValueError: inputs or states of another shape.
+        """
+        time, batch = (0, 1) if self.time_major else (1, 0)
+        if inputs.ndim != 3 or inputs.shape[2] != self.input_size:
+            raise ValueError(f"inputs must have 3 dimensions, the last of {self.input_size}, got {list(inputs.shape)}")
+        states = self._states(inputs, inputs.shape[batch], initial_states)
+        if self.proj_size:
+            return self._stepwise(inputs, states, sequence_length)
+        x = inputs if self.time_major else inputs.transpose(0, 1)
+        outputs, last = self._fused(x, states, sequence_length)
+        outputs = outputs if self.time_major else outputs.transpose(0, time)
+        return outputs, tuple(last) if len(last) > 1 else last[0]
+
+    def _states(self, inputs: Tensor, batch: int, given: Any) -> list[Tensor]:
+        layers = self.num_layers * self.num_directions
+        sizes = [self.proj_size or self.hidden_size, self.hidden_size][: self.state_components]
+        if given is None:
+            return [inputs.new_zeros(layers, batch, size) for size in sizes]
+        states = [given] if isinstance(given, Tensor) else list(given)
+        shapes = [[layers, batch, size] for size in sizes]
+        if [list(state.shape) for state in states] != shapes:
+            raise ValueError(f"initial states must be {shapes}, got {[list(state.shape) for state in states]}")
+        return states
+
+    def _fused(self, x_TNC: Tensor, states: list[Tensor], lengths: Tensor | None) -> tuple[Tensor, list[Tensor]]:
+        """Time first through torch's kernel of all layers."""
+        weights = []
+        for cell in self._cells():
+            weights += [cell.weight_ih, cell.weight_hh, cell.bias_ih, cell.bias_hh]
+        kernel = getattr(kernels, self.mode.lower())
+        start: Any = states if self.mode == "LSTM" else states[0]
+        options = (weights, True, self.num_layers, float(self.dropout), self.training, self.num_directions == 2)
+        if lengths is None:
+            outputs, *last = kernel(x_TNC, start, *options, False)
+            return outputs, last
+        steps = x_TNC.shape[0]
+        # The kernel takes no empty sequence: one step of it, which is then dropped.
+        packed = pack_padded_sequence(x_TNC, lengths.clamp(1, steps).cpu().long(), enforce_sorted=False)
+        order = packed.sorted_indices
+        start = [state.index_select(1, order) for state in states]
+        start = start if self.mode == "LSTM" else start[0]
+        data, *last = kernel(packed.data, packed.batch_sizes, start, *options)
+        outputs, _ = pad_packed_sequence(packed._replace(data=data), total_length=steps)
+        last = [state.index_select(1, packed.unsorted_indices) for state in last]
+        empty = (lengths == 0).to(x_TNC.device)
+        last = [torch.where(empty[:, None], old, new) for old, new in zip(states, last, strict=True)]
+        return outputs.masked_fill(empty[:, None], 0.0), last
+
+    def _stepwise(self, inputs: Tensor, states: list[Tensor], lengths: Tensor | None) -> tuple[Tensor, Any]:
+        """Cell by cell, with a projection: the kernel on the CPU has none, and Paddle does not mask outputs then."""
+        last: list[list[Tensor]] = [[] for _ in states]
+        for number, layer in enumerate(self):
+            if number:
+                inputs = functional.dropout(inputs, self.dropout, training=self.training)
+            first = number * self.num_directions
+            own = [tuple(state[first + side] for state in states) for side in range(self.num_directions)]
+            inputs, new = layer(inputs, own if self.num_directions == 2 else own[0], lengths)
+            for pair in new if self.num_directions == 2 else [new]:
+                for found, state in zip(last, pair, strict=True):
+                    found.append(state)
+        return inputs, tuple(torch.stack(found) for found in last)
+
+    def extra_repr(self) -> str:
+        """For printing."""
+        parts = [f"{self.input_size}, {self.hidden_size}"]
+        parts += [f"num_layers={self.num_layers}"] if self.num_layers != 1 else []
+        parts += [f"time_major={self.time_major}"] if self.time_major is not False else []
+        parts += [f"dropout={self.dropout}"] if self.dropout else []
+        return ", ".join(parts)
 
 
-class GRU(_Network):
-    """Layers of `GRUCell`; `dropout` between layers while training."""
+class SimpleRNN(RNNBase):
+    """Layers of SimpleRNNCell.
 
-    kind = GRUCell
+    Args:
+        input_size: of the inputs.
+        hidden_size: of the states.
+        num_layers: one on the other.
+        direction: "forward" or "bidirect" ("bidirectional").
+        time_major: [T, N, ...] in place of [N, T, ...].
+        dropout: between the layers, in training.
+        activation: "tanh" or "relu".
+        weight_ih_attr: and those of the other parameters: see SimpleRNNCell.
+
+    Raises:
+        ValueError: another direction or activation.
+    """
 
     def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        num_layers: int = 1,
-        direction: str = "forward",
-        time_major: bool = False,
-        dropout: float = 0.0,
-        weight_ih_attr: Any = None,
-        weight_hh_attr: Any = None,
-        bias_ih_attr: Any = None,
-        bias_hh_attr: Any = None,
-        name: str | None = None,
-    ) -> None:
-        super().__init__()
-        attrs = (weight_ih_attr, weight_hh_attr, bias_ih_attr, bias_hh_attr)
-        self._make(input_size, hidden_size, num_layers, direction, time_major, dropout, attrs, {})
+        self, input_size: int, hidden_size: int, num_layers: int = 1, direction: str = "forward",
+        time_major: bool = False, dropout: float = 0.0, activation: str = "tanh", weight_ih_attr: Any = None,
+        weight_hh_attr: Any = None, bias_ih_attr: Any = None, bias_hh_attr: Any = None, name: str | None = None,
+    ) -> None:  # fmt: skip
+        if activation not in ACTIVATIONS:
+            raise ValueError(f"Unknown activation {activation!r}: tanh or relu")
+        self.__dict__["activation"] = activation
+        super().__init__(
+            f"RNN_{activation.upper()}", input_size, hidden_size, num_layers, direction, time_major, dropout,
+            weight_ih_attr, weight_hh_attr, bias_ih_attr, bias_hh_attr,
+        )  # fmt: skip
 
-    def _run(self, data: Tensor, sizes: Tensor | None, states: list[Tensor], weights: list[Tensor]) -> Any:
-        if sizes is None:
-            return kernels.gru(data, states[0], weights, *self._common(), False)
-        return kernels.gru(data, sizes, states[0], weights, *self._common())
+
+class LSTM(RNNBase):
+    """Layers of LSTMCell; the states are (h, c). See SimpleRNN for the arguments, LSTMCell for `proj_size`."""
+
+    def __init__(
+        self, input_size: int, hidden_size: int, num_layers: int = 1, direction: str = "forward",
+        time_major: bool = False, dropout: float = 0.0, weight_ih_attr: Any = None, weight_hh_attr: Any = None,
+        bias_ih_attr: Any = None, bias_hh_attr: Any = None, proj_size: int = 0, name: str | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(
+            "LSTM", input_size, hidden_size, num_layers, direction, time_major, dropout, weight_ih_attr,
+            weight_hh_attr, bias_ih_attr, bias_hh_attr, proj_size,
+        )  # fmt: skip
+
+
+class GRU(RNNBase):
+    """Layers of GRUCell. See SimpleRNN for the arguments."""
+
+    def __init__(
+        self, input_size: int, hidden_size: int, num_layers: int = 1, direction: str = "forward",
+        time_major: bool = False, dropout: float = 0.0, weight_ih_attr: Any = None, weight_hh_attr: Any = None,
+        bias_ih_attr: Any = None, bias_hh_attr: Any = None, name: str | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(
+            "GRU", input_size, hidden_size, num_layers, direction, time_major, dropout, weight_ih_attr,
+            weight_hh_attr, bias_ih_attr, bias_hh_attr,
+        )  # fmt: skip
