@@ -137,12 +137,13 @@ class RNNBase(LayerList):
         steps = x_TNC.shape[0]
         # The kernel takes no empty sequence: one step of it, which is then dropped.
         packed = pack_padded_sequence(x_TNC, lengths.clamp(1, steps).cpu().long(), enforce_sorted=False)
-        order = packed.sorted_indices
+        order, back = packed.sorted_indices, packed.unsorted_indices
+        assert order is not None and back is not None
         start = [state.index_select(1, order) for state in states]
         start = start if self.mode == "LSTM" else start[0]
         data, *last = kernel(packed.data, packed.batch_sizes, start, *options)
         outputs, _ = pad_packed_sequence(packed._replace(data=data), total_length=steps)
-        last = [state.index_select(1, packed.unsorted_indices) for state in last]
+        last = [state.index_select(1, back) for state in last]
         empty = (lengths == 0).to(x_TNC.device)
         last = [torch.where(empty[:, None], old, new) for old, new in zip(states, last, strict=True)]
         return outputs.masked_fill(empty[:, None], 0.0), last
