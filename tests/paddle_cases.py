@@ -92,7 +92,24 @@ def environment(paddle: Any) -> dict[str, Any]:
             schedule.step()
         return found
 
+    def beams(cell: Any, size: int, count: int, **more: Any) -> Any:
+        """What a beam search over 7 tokens finds, with its scores and lengths."""
+        embedding, output = filled(paddle.nn.Embedding(7, 5)), filled(paddle.nn.Linear(5, 7))
+        decoder = paddle.nn.BeamSearchDecoder(
+            filled(cell),
+            0,
+            1,
+            size,
+            lambda ids: embedding(ids) * 3,
+            lambda h: output(h) * t([0.5, 3, 3, 3, 3, 3, 3], "float32"),
+        )
+        start = t(array((3, 5)) * 2, "float32")
+        start = (start, start) if isinstance(cell, paddle.nn.LSTMCell) else start
+        found, states, *rest = paddle.nn.dynamic_decode(decoder, start, count, **more)
+        return [found, states.log_probs, states.finished, states.lengths, states.cell_states, rest]
+
     return {
+        "beams": beams,
         "layer": layer,
         "filled": filled,
         "steps": steps,

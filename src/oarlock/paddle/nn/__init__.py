@@ -2,6 +2,7 @@
 
 from oarlock.paddle.nn import functional, init, initializer, layer, loss, utils
 from oarlock.paddle.nn.clip import ClipGradByGlobalNorm, ClipGradByNorm, ClipGradByValue
+from oarlock.paddle.nn.decode import BeamSearchDecoder, dynamic_decode
 from oarlock.paddle.nn.layer.attention import MultiHeadAttention
 from oarlock.paddle.nn.layer.containers import LayerDict, LayerList, ParameterDict, ParameterList, Sequential
 from oarlock.paddle.nn.layer.functions import CLASSES as _CLASSES
@@ -54,6 +55,7 @@ __all__ = [
     "BatchNorm1D",
     "BatchNorm2D",
     "BatchNorm3D",
+    "BeamSearchDecoder",
     "Bilinear",
     "ClipGradByGlobalNorm",
     "ClipGradByNorm",
@@ -104,6 +106,7 @@ __all__ = [
     "RNNCellBase",
     "SimpleRNN",
     "SimpleRNNCell",
+    "dynamic_decode",
     "MultiHeadAttention",
     "Transformer",
     "TransformerDecoder",
