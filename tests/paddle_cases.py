@@ -1,6 +1,7 @@
 """What a recorded call may use, the same under Paddle (when recorded) and under Oarlock (when tested)."""
 
 import ast
+import math
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ def environment(paddle: Any) -> dict[str, Any]:
     """Names that an expression may use.
 
     `f(2, 3)` float32, `d` float64, `u` in (.1, .9), `i` int64, `b` bool, `c` complex64; `s(3)` a symmetric positive
-    matrix; `t(values)` a tensor; `grad(function, x)` the gradient of the sum of squares.
+    matrix; `t(values)` a tensor; `z(3, 4)` float32 with zeros; `grad(function, x)` the gradient of the sum of squares.
     """
 
     def array(shape: tuple[int, ...]) -> Any:
@@ -108,7 +109,13 @@ def environment(paddle: Any) -> dict[str, Any]:
         found, states, *rest = paddle.nn.dynamic_decode(decoder, start, count, **more)
         return [found, states.log_probs, states.finished, states.lengths, states.cell_states, rest]
 
+    def stored(x: Any) -> Any:
+        """What a sparse tensor stores, and the dense tensor that it stands for."""
+        where = [x.indices()] if x.is_sparse_coo() else [x.crows(), x.cols()]
+        return [*[index.astype("int64") for index in where], x.values(), x.to_dense()]
+
     return {
+        "stored": stored,
         "beams": beams,
         "layer": layer,
         "filled": filled,
@@ -127,6 +134,7 @@ def environment(paddle: Any) -> dict[str, Any]:
         "d": lambda *shape: t(array(shape), "float64"),
         "u": lambda *shape: t(0.1 + 0.8 * np.random.RandomState(len(shape)).random_sample(shape), "float32"),
         "i": lambda *shape: t(np.random.RandomState(len(shape)).randint(0, 10, shape), "int64"),
+        "z": lambda *shape: t(array(shape) * (np.arange(math.prod(shape)).reshape(shape) % 3 > 0), "float32"),
         "b": lambda *shape: t(array(shape) > 0, "bool"),
         "c": lambda *shape: t(array(shape) + 1j * array((*shape, 1))[..., 0], "complex64"),
     }
