@@ -86,6 +86,8 @@ class Saved:
         stalled: seconds that `get` waited for it.
     """
 
+    _out: Copying | None = None
+
     def __init__(self, key: SaveKey, tensor: Tensor) -> None:
         self.key = key
         self.device = tensor.device
@@ -97,7 +99,6 @@ class Saved:
         self._tensor = weakref.ref(tensor)
         self._place: Place | None = None
         self._tier: Tier | None = None
-        self._out: Copying | None = None
         self._back: Copying | None = None
         self._restored: weakref.ref[torch.UntypedStorage] | None = None
         self._num_waiting = 0  # handles that were not asked for yet
@@ -131,19 +132,33 @@ class Saved:
     def send(self, tier: Tier) -> None:
         """Begins to copy it out; the device memory is given back by `release`."""
         assert self._storage is not None
-        self._place, self._tier = tier.take(self.num_bytes), tier
+        place = tier.take(self.num_bytes)
         with torch.no_grad():
-            self._out = tier.write(self._place, _bytes_of(self._storage))
+            self._out = tier.write(place, bytes_of(self._storage))
+        self._place, self._tier = place, tier
 
     def release(self) -> float:
-        """Gives the device memory back once it is copied; returns the seconds waited."""
+        """Gives the device memory back once it is copied; returns the seconds waited.
+
+        Raises:
+            OSError, OutOfMemoryError: the copy failed; the storage is where it was, and may be sent again.
+        """
         if self._out is None or self._storage is None or self._back is not None:
             return 0.0
-        waited = _wait(self._out)
+        waited = self._sent()
         assert self._probe is not None
         self._torn = self._probe._version != self.version
         self._storage = self._probe = None
         return waited
+
+    def _sent(self) -> float:
+        """Waits for the copy out. One that failed is forgotten: what its place holds is not the storage."""
+        assert self._out is not None
+        try:
+            return _wait(self._out)
+        except BaseException:
+            self._out = self._place = self._tier = None
+            raise
 
     def fetch(self) -> None:
         """Begins to copy it back, if it is away."""
@@ -188,9 +203,20 @@ class Saved:
         if self._back is not None:
             self.stalled += _wait(self._back)
         self._num_waiting -= first_time
-        if self._num_waiting == 0 and self._out is not None and self._out.is_done():
-            self._storage = self._probe = self._back = None
+        if self._num_waiting == 0 and self._out is not None:
+            if self._out.is_done():
+                self._sent()
+                self._storage = self._probe = self._back = None
+            elif (
+                self._back is None
+            ):  # needed before it was copied: a copy in the queue would hold it behind its last use
+                self._out.cancel()
+                self._out = self._place = self._tier = None
         return storage
+
+    def __del__(self) -> None:
+        if self._out is not None:
+            self._out.cancel(wait=False)
 
 
 class SavedView:
@@ -217,7 +243,8 @@ def is_plain(tensor: Tensor) -> bool:
     )
 
 
-def _bytes_of(storage: torch.UntypedStorage) -> Tensor:
+def bytes_of(storage: torch.UntypedStorage) -> Tensor:
+    """uint8 [N]: all of a storage."""
     empty = torch.empty(0, dtype=torch.uint8, device=storage.device)
     return empty.set_(storage, 0, (storage.nbytes(),), (1,))  # type: ignore[call-overload]
 

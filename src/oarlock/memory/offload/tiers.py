@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import bisect
+import errno
 import os
 import tempfile
 import threading
 import weakref
 from abc import ABC, abstractmethod
+from collections import deque
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -21,6 +23,7 @@ from oarlock.memory.offload.link import Link
 from oarlock.memory.pool import OutOfMemoryError
 
 _ALIGNMENT = 4096
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 class Copying(Protocol):
@@ -28,6 +31,8 @@ class Copying(Protocol):
 
     def is_done(self) -> bool: ...
     def wait(self) -> None: ...
+    def cancel(self, *, wait: bool = True) -> None:
+        """Nobody needs it any more: it lets go of the memory as soon as it can, with `wait` before this returns."""
 
 
 class Place:
@@ -42,14 +47,20 @@ class Tier(ABC):
 
     Args:
         capacity: bytes that it holds; None for as many as there are.
+
+    Attributes:
+        peak_bytes: of all places, at most; out_bytes, in_bytes: copied out and back so far.
     """
 
     def __init__(self, capacity: int | None = None) -> None:
         self.capacity = capacity
-        self.used_bytes = self.peak_bytes = self.out_bytes = self.in_bytes = 0
+        self.peak_bytes = self.out_bytes = self.in_bytes = 0
+        self._used = 0
         self._free: list[tuple[int, int]] = []  # (offset, bytes), by offset, none beside another
         self._end = 0
-        self._lock = threading.RLock()  # a place may die while another is made
+        self._lock = threading.Lock()
+        # Places die at any time, also while `take` runs in the same thread: they only queue up here.
+        self._given_back: deque[tuple[int, int]] = deque()
 
     @abstractmethod
     def write(self, place: Place, bytes_N: Tensor) -> Copying:
@@ -69,12 +80,14 @@ class Tier(ABC):
         Raises:
             OutOfMemoryError: the tier is full.
         """
-        size = max(1, -(-num_bytes // _ALIGNMENT)) * _ALIGNMENT
+        size = tier_bytes(num_bytes)
         with self._lock:
+            self._settle()
             fits = [i for i, (_, free) in enumerate(self._free) if free >= size]
-            if not fits and self.capacity is not None and self._end + size > self.capacity:
+            tail = self._free[-1][1] if self._free and sum(self._free[-1]) == self._end else 0
+            if not fits and self.capacity is not None and self._end - tail + size > self.capacity:
                 raise OutOfMemoryError(
-                    f"the second tier has no room for {amount(num_bytes)}: {amount(self.used_bytes)} of "
+                    f"the second tier has no room for {amount(num_bytes)}: {amount(self._used)} of "
                     f"{amount(self.capacity)} are taken"
                 )
             if fits:
@@ -83,16 +96,28 @@ class Tier(ABC):
                 if free > size:
                     self._free.insert(best, (offset + size, free - size))
             else:
-                offset, self._end = self._end, self._end + size
-            self.used_bytes += size
-            self.peak_bytes = max(self.peak_bytes, self.used_bytes)
+                if tail:
+                    self._free.pop()
+                offset = self._end - tail
+                self._end = offset + size
+            self._used += size
+            self.peak_bytes = max(self.peak_bytes, self._used)
         place = Place(offset, num_bytes)
-        weakref.finalize(place, self._give_back, offset, size).atexit = False
+        weakref.finalize(place, self._given_back.append, (offset, size)).atexit = False
         return place
 
-    def _give_back(self, offset: int, size: int) -> None:
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of all places."""
         with self._lock:
-            self.used_bytes -= size
+            self._settle()
+            return self._used
+
+    def _settle(self) -> None:
+        """Takes back the places that have died."""
+        while self._given_back:
+            offset, size = self._given_back.popleft()
+            self._used -= size
             at = bisect.bisect(self._free, (offset, 0))
             self._free.insert(at, (offset, size))
             for left in (at, at - 1):  # join neighbours
@@ -127,20 +152,29 @@ class FileTier(Tier):
     ) -> None:
         super().__init__(capacity)
         self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115  closed by close()
+        self._descriptor = self._file.fileno()
         self._out, self._in = Link("out", out_rate), Link("in", in_rate)
 
     def write(self, place: Place, bytes_N: Tensor) -> Copying:
-        source, file = _memory(bytes_N, place), self._file.fileno()
+        source, file = _memory(bytes_N, place), self._descriptor
         self.out_bytes += place.num_bytes
 
         def copy(start: int, stop: int) -> None:
-            while start < stop:
-                start += os.pwrite(file, memoryview(source[start:stop]), place.offset + start)  # type: ignore[arg-type]
+            try:
+                while start < stop:
+                    start += os.pwrite(file, memoryview(source[start:stop]), place.offset + start)  # type: ignore[arg-type]
+            except OSError as error:
+                if error.errno not in _FULL:
+                    raise
+                raise OutOfMemoryError(
+                    f"the file of the second tier cannot take {amount(place.num_bytes)} more: {error.strerror}; its "
+                    "folder needs more room"
+                ) from error
 
         return self._out.send(place.num_bytes, copy)
 
     def read(self, place: Place, bytes_N: Tensor) -> Copying:
-        target, file = _memory(bytes_N, place), self._file.fileno()
+        target, file = _memory(bytes_N, place), self._descriptor
         self.in_bytes += place.num_bytes
 
         def copy(start: int, stop: int) -> None:
@@ -241,6 +275,14 @@ class _StreamCopy:
     def wait(self) -> None:
         torch.cuda.current_stream(self._device).wait_event(self._event)
         self._event.synchronize()
+
+    def cancel(self, *, wait: bool = True) -> None:
+        """What a stream was given cannot be taken back; the allocator gives the memory to nobody before it is done."""
+
+
+def tier_bytes(num_bytes: int) -> int:
+    """What a place of so many bytes takes in a tier."""
+    return max(1, -(-num_bytes // _ALIGNMENT)) * _ALIGNMENT
 
 
 def _memory(bytes_N: Tensor, place: Place) -> NDArray[np.uint8]:
