@@ -54,8 +54,8 @@ def smooth_l1_loss(
 
 @api(at=AT)
 def binary_cross_entropy(input: Tensor, label: Tensor, weight: Tensor | None = None, reduction: str = "mean") -> Tensor:
-    """`-(label·log(input) + (1 - label)·log(1 - input))`."""
-    loss = F.binary_cross_entropy(input, label, reduction="none")
+    """`-(label·log(input) + (1 - label)·log(1 - input))`. The label has no gradient, as in Paddle."""
+    loss = F.binary_cross_entropy(input, label.detach(), reduction="none")
     return reduced(loss if weight is None else loss * weight, reduction)
 
 
@@ -67,15 +67,17 @@ def binary_cross_entropy_with_logits(
     reduction: str = "mean",
     pos_weight: Tensor | None = None,
 ) -> Tensor:
-    """`binary_cross_entropy` of `sigmoid(logit)`."""
-    positive = label if pos_weight is None else label * pos_weight
+    """`binary_cross_entropy` of `sigmoid(logit)`. Neither the label nor `pos_weight` has a gradient, as in Paddle."""
+    label = label.detach()
+    positive = label if pos_weight is None else label * pos_weight.detach()
     loss = -(positive * F.logsigmoid(logit) + (1 - label) * F.logsigmoid(-logit))
     return reduced(loss if weight is None else loss * weight, reduction)
 
 
 @api(at=AT)
 def kl_div(input: Tensor, label: Tensor, reduction: str = "mean", log_target: bool = False) -> Tensor:
-    """`label·(log(label) - input)`, `input` being logarithms."""
+    """`label·(log(label) - input)`, `input` being logarithms. The label has no gradient, as in Paddle."""
+    label = label.detach()
     if log_target:
         loss = torch.exp(label) * (label - input)
     else:  # a label that is not positive counts 0
@@ -218,7 +220,7 @@ def sigmoid_focal_loss(
     reduction: str = "sum",
 ) -> Tensor:
     """The focal loss of `sigmoid(logit)`, divided by `normalizer`."""
-    bce = F.binary_cross_entropy_with_logits(logit, label, reduction="none")
+    bce = F.binary_cross_entropy_with_logits(logit, label.detach(), reduction="none")
     p = torch.sigmoid(logit)
     p_t = p * label + (1 - p) * (1 - label)
     loss = (alpha * label + (1 - alpha) * (1 - label)) * (1 - p_t) ** gamma * bce

@@ -40,6 +40,8 @@ def group_norm(
     data_format: str = "NCHW",
 ) -> Tensor:
     """Zero mean and unit variance over groups of channels."""
+    if weight is None and bias is not None:  # torch's kernel takes none of the two, or both
+        weight = torch.ones_like(bias)
     return channels_back(F.group_norm(channels_first(x, data_format), num_groups, weight, bias, epsilon), data_format)
 
 

@@ -120,13 +120,13 @@ class PReLU(Layer):
         name: str | None = None,
     ) -> None:
         super().__init__()
-        self.data_format = data_format
-        self.weight = self.create_parameter([num_parameters], weight_attr, default_initializer=Constant(init))
+        self._num_parameters, self._init, self._data_format = num_parameters, init, data_format
+        self._weight = self.create_parameter([num_parameters], weight_attr, default_initializer=Constant(init))
 
     def forward(self, x: Tensor) -> Tensor:
         """The same shape."""
-        assert self.weight is not None
-        return functional.prelu(x, self.weight, data_format=self.data_format)
+        assert self._weight is not None
+        return functional.prelu(x, self._weight, data_format=self._data_format)
 
 
 def _tuple(value: Any, count: int) -> list[int]:
