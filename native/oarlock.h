@@ -15,7 +15,7 @@
 #endif
 
 /* Raised with every change of this header; the Python side refuses another number. */
-#define OARLOCK_ABI 14
+#define OARLOCK_ABI 15
 
 #ifdef __cplusplus
 extern "C" {
@@ -200,6 +200,26 @@ OARLOCK_API oarlock_status oarlock_norm_rope_backward(const oarlock_rotation* ro
  * weights of the definition in oarlock/digest.py; sums: ceil(num_bytes / 32768). */
 OARLOCK_API oarlock_status oarlock_digest_chunk_sums(const void* data, int64_t num_bytes, const uint64_t* weights,
                                                      uint64_t* sums, int32_t num_threads);
+
+/* What the values of a tensor are, for its largest magnitude. */
+enum {
+    OARLOCK_CONTENT_OTHER = 0,
+    OARLOCK_CONTENT_FLOAT64 = 1,
+    OARLOCK_CONTENT_FLOAT32 = 2,
+    OARLOCK_CONTENT_BFLOAT16 = 3,
+    OARLOCK_CONTENT_FLOAT16 = 4
+};
+
+typedef struct {
+    uint64_t digest;
+    double largest; /* magnitude of the values; 0 of OTHER and of none, infinite or NaN if any value is */
+} oarlock_content;
+
+/* digest64 of a short tensor in C order and the largest magnitude in it, on this thread. num_bytes: a multiple of the
+ * size of its values. header_sum: of the definition's last sum, the terms of the header. */
+OARLOCK_API oarlock_status oarlock_digest_content(const void* data, int64_t num_bytes, int32_t values,
+                                                  uint64_t header_sum, const uint64_t* weights,
+                                                  oarlock_content* content);
 
 /* ---- memory: a pool that defragments itself ------------------------------------------------------------------------
  * Addresses that were handed out never change. Where no hole is long enough, whole free pages are mapped to one: new

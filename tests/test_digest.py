@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from oarlock import digest
-from oarlock.digest import CHUNK_WORDS, Digest64, digest64, file_digest, md5, sha1, tensor_bytes
+from oarlock.digest import CHUNK_WORDS, Digest64, digest64, digest64_and_largest, file_digest, md5, sha1, tensor_bytes
 
 M = 0x9E3779B97F4A7C15
 U64 = (1 << 64) - 1
@@ -280,3 +280,64 @@ def test_digests_of_blocks(num_bytes: int) -> None:
         hasher.update(data[start : start + 77_777])
     assert hasher.block_digests().tolist() == expected
     assert digest.block_digests(data).tolist() == expected
+
+
+# ------------------------------------------------------------------------------------------ digest and largest value
+
+FLOATS = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
+
+
+def same_number(one: float, other: float) -> bool:
+    return one == other or (math.isnan(one) and math.isnan(other))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (1,), (7, 5), (64, 65), (3, 20_001)], ids=str)
+def test_digest_and_largest_of_random_bits(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    """Random bits hold NaN, infinities, zeros of both signs and denormal numbers; the last shape has several chunks."""
+    tensor = random_tensor(shape, dtype, seed=len(shape))
+    found, largest = digest64_and_largest(tensor)
+    assert found == digest64(tensor)
+    values = [abs(value) for value in tensor.flatten().double().tolist()] if dtype in FLOATS else []
+    expected = math.nan if any(map(math.isnan, values)) else max(values, default=0.0)
+    assert same_number(largest, expected)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize(
+    "value", [0.0, -0.0, 1.0, -3.5, "tiny", "smallest", "max", "min", math.inf, -math.inf, math.nan]
+)
+def test_largest_is_exact(dtype: torch.dtype, value: float | str) -> None:
+    limits = torch.finfo(dtype)
+    named = {"tiny": limits.tiny, "smallest": limits.smallest_normal * limits.eps, "max": limits.max, "min": limits.min}
+    tensor = torch.zeros(5, dtype=dtype)
+    tensor[3] = named[value] if isinstance(value, str) else value
+    assert same_number(digest64_and_largest(tensor)[1], abs(tensor[3].double().item()))
+    tensor[4] = -0.0
+    assert same_number(digest64_and_largest(tensor)[1], abs(tensor[3].double().item()))
+
+
+def test_digest_and_largest_of_views() -> None:
+    whole = random_tensor((6, 8), torch.int32).float()
+    imaginary = torch.randn(4, 3, dtype=torch.complex64).conj()
+    for tensor in (whole.t(), whole[1:, ::2], whole.expand(3, 6, 8), whole[2], imaginary, imaginary.imag):
+        largest = 0.0 if tensor.is_complex() else tensor.abs().max().item()
+        assert digest64_and_largest(tensor) == (digest64(tensor), largest)
+
+
+def test_digest_and_largest_without_the_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    tensors = [random_tensor((9, 7), dtype) for dtype in (*FLOATS, torch.int16)]
+    tensors += [torch.full((3,), 2.5), torch.empty(0)]
+    with_core = [digest64_and_largest(tensor) for tensor in tensors]
+    monkeypatch.setattr(digest, "_has_core", lambda: False)
+    for tensor, (value, largest) in zip(tensors, with_core, strict=True):
+        found = digest64_and_largest(tensor)
+        assert found[0] == value
+        assert same_number(found[1], largest)
+
+
+def test_digest_and_largest_refuses_what_has_no_bytes() -> None:
+    with pytest.raises(TypeError, match=r"sparse"):
+        digest64_and_largest(torch.eye(3).to_sparse())
+    with pytest.raises(ValueError, match=r"meta"):
+        digest64_and_largest(torch.empty(3, device="meta"))

@@ -4,8 +4,10 @@ Every hash covers dtype, shape and bits, so `0.0` and `-0.0`, two NaN payloads, 
 tensor all differ. None of them is a signature: digest64 and md5 do not resist somebody who wants a collision.
 """
 
+import ctypes
 import functools
 import hashlib
+import math
 import warnings
 from os import PathLike
 from typing import Any, Literal, Self
@@ -220,6 +222,67 @@ def digest64(tensor: Tensor) -> int:
     Source: multilinear hashing (Lemire and Kaser, "Strongly universal string hashing is fast"); SplitMix64 (Steele).
     """
     return _finish(_chunk_sums(tensor_bytes(tensor)), _header(tensor))
+
+
+class _Content(ctypes.Structure):
+    """`oarlock_content` of the C header."""
+
+    _fields_ = [("digest", ctypes.c_uint64), ("largest", ctypes.c_double)]
+
+
+_VALUES = {torch.float64: 1, torch.float32: 2, torch.bfloat16: 3, torch.float16: 4}
+_WEIGHTS_AT = _WEIGHTS.ctypes.data
+
+
+def digest64_and_largest(tensor: Tensor) -> tuple[int, float]:
+    """`digest64(tensor)` and max |x| over its values, in one call of the core and on one thread.
+
+    Args:
+        tensor: any dense tensor on the CPU; meant for some kilobytes, where calls are dearer than arithmetic.
+
+    Returns:
+        the digest, and the largest magnitude: 0 of no values and of dtypes other than float64, float32, bfloat16 and
+        float16; infinite or NaN if any value is.
+
+    Raises:
+        TypeError: the tensor is sparse, quantized or distributed; ValueError: it is not on the CPU.
+    """
+    check_has_bytes(tensor)
+    if not tensor.is_cpu:
+        raise ValueError(f"only a tensor on the CPU is read in one call, got one on {tensor.device}")
+    if not tensor.is_contiguous() or tensor.is_neg() or tensor.is_conj():
+        tensor = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    return content_of_contiguous(tensor)
+
+
+def content_of_contiguous(tensor: Tensor) -> tuple[int, float]:
+    """`digest64_and_largest`, unchecked: of a contiguous CPU tensor, no conjugate or negative view."""
+    if not _has_core():
+        return _numpy_content(tensor)
+    dtype, content = tensor.dtype, _Content()
+    about = _VALUES.get(dtype, 0), _header_sum(dtype, tensor.shape), _WEIGHTS_AT, ctypes.addressof(content)
+    status = _content_function()(tensor.data_ptr(), tensor.nbytes, *about)
+    if status:
+        raise RuntimeError(f"oarlock_digest_content failed with status {status}")
+    return content.digest, content.largest
+
+
+def _numpy_content(tensor: Tensor) -> tuple[int, float]:
+    if tensor.dtype not in _VALUES or not tensor.numel():
+        return digest64(tensor), 0.0
+    return digest64(tensor), torch.linalg.vector_norm(tensor.detach().double(), math.inf).item()
+
+
+@functools.cache
+def _content_function() -> Any:
+    return _native.library().oarlock_digest_content
+
+
+@functools.lru_cache(4096)
+def _header_sum(dtype: torch.dtype, shape: torch.Size) -> int:
+    """The terms of the header in the last sum of the definition: the sum beside a root of 0, whose term is 0."""
+    header = f"{str(dtype).removeprefix('torch.')}[{','.join(map(str, shape))}]"
+    return int(_chunk_sums(np.frombuffer(bytes(8) + header.encode(), dtype=np.uint8))[0])
 
 
 def sha1(tensor: Tensor) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 
-ABI = 14
+ABI = 15
 """``OARLOCK_ABI`` of the header that this file mirrors."""
 
 
@@ -256,6 +256,10 @@ SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "oarlock_digest_chunk_sums": (
         ctypes.c_int,
         [ctypes.c_void_p, ctypes.c_int64, *[ctypes.c_void_p] * 2, ctypes.c_int32],
+    ),
+    "oarlock_digest_content": (
+        ctypes.c_int,
+        [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_uint64, *[ctypes.c_void_p] * 2],
     ),
     "oarlock_pool_message": (ctypes.c_char_p, []),
     "oarlock_pool_open": (ctypes.c_int, [ctypes.POINTER(PoolConfig), ctypes.POINTER(ctypes.c_void_p)]),

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from oarlock.digest import digest64, md5, sha1
+from oarlock.digest import content_of_contiguous, digest64, md5, sha1
 
 Algorithm = Literal["sha1", "md5", "digest64"]
 ALGORITHMS = ("sha1", "md5", "digest64")
-_FAST_BYTES = 1 << 16
+_SHORT_BYTES = {"sha1": 1 << 16, "md5": 1 << 16, "digest64": 1 << 20}  # calls cost more than hashing, or one is enough
 
 
 class Reader:
@@ -24,7 +24,7 @@ class Reader:
 
     Args:
         algorithm: of the digest; all of them cover dtype, shape and every bit. sha1 and md5 are those of
-            `oarlock.digest`, digest64 is faster on large tensors.
+            `oarlock.digest`, digest64 is the fastest.
         decimals: round to so many decimals first, so that runs that differ by less have equal digests. A value that
             lies on the boundary between two roundings still differs.
         probes: also the 2-norm and the product with fixed random signs, for `oarlock debug diff --tolerance`.
@@ -37,12 +37,21 @@ class Reader:
         if algorithm not in ALGORITHMS:
             raise ValueError(f"digests = {algorithm!r}: choose one of {', '.join(ALGORITHMS)}")
         self._algorithm, self._decimals, self._probes = algorithm, decimals, probes
-        self._hash = _HASHES.get(algorithm) if decimals is None else None
+        self._hash = _HASHES.get(algorithm)
+        self._short_bytes = _SHORT_BYTES[algorithm] if decimals is None else -1
+        self._short_dtypes = _NUMPY if self._hash is not None else _NUMBERS
 
     def __call__(self, tensor: Tensor) -> dict[str, Any]:
         """Content of a tensor; of a DTensor, of the part that is here."""
-        if self._hash is not None and type(tensor) in _PLAIN and _is_small(tensor):
-            return self._small(tensor)
+        if (
+            type(tensor) in _PLAIN
+            and tensor.layout is _STRIDED
+            and tensor.dtype in self._short_dtypes
+            and tensor.is_cpu
+            and tensor.nbytes <= self._short_bytes
+            and not tensor.is_neg()
+        ):
+            return self._short(tensor)
         local = tensor.detach()
         to_local = getattr(local, "to_local", None)
         if to_local is not None:
@@ -59,19 +68,24 @@ class Reader:
             content |= self._numbers(local)
         return content
 
-    def _small(self, tensor: Tensor) -> dict[str, Any]:
-        """The same as for any tensor, with fewer calls: most of the cost of a small one."""
-        assert self._hash is not None
-        dtype = tensor.dtype
-        values = tensor.detach().numpy()
-        hasher = self._hash(_header(dtype, tensor.shape), usedforsecurity=False)
-        hasher.update(values.data if values.flags.c_contiguous else values.tobytes())
-        content: dict[str, Any] = {"digest": hasher.hexdigest()}
-        if dtype in _FLOATS and values.size:
+    def _short(self, tensor: Tensor) -> dict[str, Any]:
+        """The same as for any tensor, with fewer calls: most of the cost of a short one."""
+        if self._hash is None:
+            digest, largest = content_of_contiguous(tensor if tensor.is_contiguous() else tensor.detach().contiguous())
+            content: dict[str, Any] = {"digest": f"{digest:016x}"}
+            if tensor.dtype not in _FLOATS or not tensor.numel():
+                return content
+        else:
+            values = tensor.detach().numpy()
+            hasher = self._hash(_header(tensor.dtype, tensor.shape), usedforsecurity=False)
+            hasher.update(values.data if values.flags.c_contiguous else values.tobytes())
+            content = {"digest": hasher.hexdigest()}
+            if tensor.dtype not in _FLOATS or not values.size:
+                return content
             largest = float(_largest(_absolute(values), None))
-            if self._probes or not math.isfinite(largest):
-                return content | self._numbers(tensor.detach())
-            content["max_abs"] = largest
+        if self._probes or not math.isfinite(largest):
+            return content | self._numbers(tensor.detach())
+        content["max_abs"] = largest
         return content
 
     def _digest(self, tensor: Tensor) -> str:
@@ -100,15 +114,12 @@ class Reader:
 
 _HASHES = {"sha1": hashlib.sha1, "md5": hashlib.md5}
 _absolute, _largest = np.abs, np.maximum.reduce
-_FLOATS = {torch.float32, torch.float64}
-_NUMPY = {*_FLOATS, torch.int64, torch.int32, torch.bool, torch.uint8}
+_FLOATS = {torch.float32, torch.float64, torch.bfloat16, torch.float16}
+_INTEGERS = {torch.int64, torch.int32, torch.bool, torch.uint8}
+_NUMPY = {torch.float32, torch.float64} | _INTEGERS  # what numpy computes as fast as torch does
+_NUMBERS = _FLOATS | _INTEGERS
 _PLAIN = {Tensor, nn.Parameter}
-
-
-def _is_small(tensor: Tensor) -> bool:
-    """Whether numpy reads it as it is, and it is short enough for calls to cost more than hashing."""
-    is_known = tensor.is_cpu and tensor.dtype in _NUMPY and tensor.layout is torch.strided
-    return is_known and tensor.nbytes <= _FAST_BYTES and not tensor.is_neg()
+_STRIDED = torch.strided
 
 
 @functools.lru_cache(4096)
