@@ -1,7 +1,9 @@
 """A plan is followed to the byte: planned peaks are measured, budgets are kept, gradients stay as they are."""
 
+import copy
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -74,13 +76,82 @@ def test_the_cap_holds_and_the_least_budget_is_named(model: nn.Module) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "value"), [("60%", 600), ("1.5KiB", 1536), (7, 7), ("2 MB", 2_000_000), ("12", 12), ("0.5%", 5)]
+    ("text", "value"),
+    [
+        *[("60%", 600), ("1.5KiB", 1536), (7, 7), ("2 MB", 2_000_000), ("12", 12), ("0.5%", 5)],
+        *[("1TiB", 1 << 40), ("2 pb", 2 * 10**15), (np.int64(9), 9)],
+    ],
 )
 def test_budgets_are_bytes_amounts_or_shares(text: str | int, value: int) -> None:
     assert parse_budget(text, 1000) == value
 
 
-@pytest.mark.parametrize("text", ["60 %%", "much", "-5", 0, "5XB", ""])
+@pytest.mark.parametrize("text", ["60 %%", "much", "-5", 0, "5XB", "", 0.6, True, None, float("nan")])
 def test_other_budgets_are_refused(text: str | int) -> None:
     with pytest.raises(ValueError, match="budget"):
         parse_budget(text, 1000)
+
+
+class Counting(nn.Module):
+    """Counts in place what it has seen, or puts another buffer there."""
+
+    def __init__(self, in_place: bool) -> None:
+        super().__init__()
+        self.lin = nn.Linear(32, 128)
+        self.register_buffer("seen", torch.zeros(128))
+        self.in_place = in_place
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.lin(x))
+        seen = h.detach().abs().mean(0)
+        if self.in_place:
+            self.seen += seen
+        else:
+            self.seen = self.seen + seen
+        return torch.tanh(h * (1 + self.seen)).view(-1, 32, 4).mean(-1)
+
+
+class Convolved(nn.Module):
+    def __init__(self, norm: Callable[[int], nn.Module]) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Conv1d(8, 32, 3, padding=1), norm(32), nn.Tanh(), nn.Conv1d(32, 8, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.inner(x.view(-1, 8, 32)).view_as(x)
+
+
+def spectral() -> nn.Module:
+    return nn.Sequential(
+        nn.utils.parametrizations.spectral_norm(nn.Linear(32, 128)), nn.Tanh(), nn.Linear(128, 32), nn.Tanh()
+    )
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        lambda: nn.Sequential(nn.Sequential(Counting(True), nn.Tanh()), nn.Tanh()),
+        lambda: nn.Sequential(nn.Sequential(Counting(False), nn.Tanh()), nn.Tanh()),
+        lambda: Convolved(nn.BatchNorm1d),
+        lambda: Convolved(lambda width: nn.InstanceNorm1d(width, affine=True, track_running_stats=True)),
+        spectral,
+    ],
+    ids=["in place", "replaced", "batch norm", "instance norm", "power iteration"],
+)
+def test_what_a_forward_pass_counts_is_counted_once(block: Callable[[], nn.Module]) -> None:
+    """Sending out costs much here: only what changes nothing may be computed again."""
+    model = nn.Sequential(*(block() for _ in range(4)))
+    x = torch.randn(128, 32)
+
+    def step(which: nn.Module) -> list[Tensor]:
+        which.zero_grad()
+        which(x).square().mean().backward()
+        return [*(p.grad.clone() for p in which.parameters()), *(b.clone() for b in which.buffers())]
+
+    with HostTier(out_rate=2e7, in_rate=2e7) as tier:
+        measured = profile(twin := copy.deepcopy(model), lambda: step(twin), tier=tier, min_bytes=512)
+        plan = make_plan(measured, "88%")
+        plain = copy.deepcopy(model)
+        expected = [step(plain) for _ in range(3)]
+        with plan.apply(model, tier=tier):
+            for each in expected:
+                assert all(torch.equal(a, b) for a, b in zip(step(model), each, strict=True))

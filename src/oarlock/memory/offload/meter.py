@@ -117,11 +117,18 @@ class Meter(TorchDispatchMode):
     def _make_room(self, num_bytes: int) -> None:
         assert self.cap is not None
         while self.live > self.cap:
-            if self.pressure is None or not self.pressure(self.live - self.cap):
-                raise OutOfMemoryError(
-                    f"{amount(num_bytes)} more on {self.device} make {amount(self.live)} ({self.live:,} bytes), beyond "
-                    f"the cap of {amount(self.cap)} ({self.cap:,} bytes)"
-                )
+            try:
+                if self.pressure is not None and self.pressure(self.live - self.cap):
+                    continue
+            except (OSError, OutOfMemoryError) as error:
+                raise OutOfMemoryError(f"{self._too_much(num_bytes)}, and {error}") from error
+            raise OutOfMemoryError(self._too_much(num_bytes))
+
+    def _too_much(self, num_bytes: int) -> str:
+        return (
+            f"{amount(num_bytes)} more on {self.device} make {amount(self.live)} ({self.live:,} bytes), beyond the cap "
+            f"of {amount(self.cap or 0)} ({self.cap:,} bytes)"
+        )
 
     def _ended(self, ref: weakref.ref[torch.UntypedStorage]) -> None:
         assert isinstance(ref, _Ref)

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from oarlock.memory.offload.saved import bytes_of, is_plain
 from oarlock.memory.offload.tiers import Copying, Place, Tier
 
 
 class OptimizerTier:
     """Steps an optimizer part by part; between steps its states are in the tier.
 
-    The result is that of a whole step for optimizers that treat each parameter alone, as torch's do.
+    The result is that of a whole step for optimizers that treat each parameter alone, as torch's do. Hooks on the
+    optimizer's step are called for each part. Its `state_dict` and `load_state_dict` bring all states back first; the
+    next step sends them out again. A step that fails leaves no state behind: each is on the device or in the tier.
 
     Args:
-        optimizer: any whose states are tensors; its learning rates and groups may be changed as usual.
+        optimizer: any whose states are tensors, or distributed ones; its learning rates and groups may be changed as
+            usual.
         tier: where the states go.
         part_bytes: parameters of a part; states of two parts are on the device at a time.
         min_bytes: smaller states stay.
@@ -29,6 +34,14 @@ class OptimizerTier:
         self.optimizer, self._tier, self._min_bytes = optimizer, tier, min_bytes
         self._part_bytes = part_bytes
         self._away: dict[Tensor, _Away] = {}
+        load = weakref.WeakMethod(self.load)
+
+        def load_all(*_: Any) -> None:
+            if (here := load()) is not None:
+                here()
+
+        optimizer.register_state_dict_pre_hook(load_all)
+        optimizer.register_load_state_dict_pre_hook(load_all)
 
     def step(self, closure: Callable[[], Any] | None = None) -> None:
         """optimizer.step(), one part after the other; the next part's states come while one is computed.
@@ -62,13 +75,11 @@ class OptimizerTier:
 
     def load(self) -> None:
         """Brings all states back, to save or change them; the next step sends them out again."""
-        parameters = list({state: None for part in self._parts() for p in part for state in self._states(p)})
-        for state in parameters:
-            if state in self._away:
-                self._away[state].fetch(self._tier)
-        for state in parameters:
-            if state in self._away:
-                self._away.pop(state).arrived()
+        states = list(self._away)
+        for state in states:
+            self._away[state].fetch(self._tier)
+        for state in states:
+            self._take(state)
 
     def send(self) -> None:
         """Sends out all states that are here, without a step."""
@@ -93,12 +104,9 @@ class OptimizerTier:
         return parts if parts[0] else []
 
     def _states(self, parameter: Tensor) -> list[Tensor]:
-        state = self.optimizer.state.get(parameter, {})
-        return [
-            value
-            for value in state.values()
-            if isinstance(value, Tensor) and value.device == parameter.device and value.is_contiguous()
-        ]
+        values = self.optimizer.state.get(parameter, {}).values()
+        tensors = [_own_part(value) for value in values if isinstance(value, Tensor)]
+        return [t for t in tensors if t in self._away or (t.device == parameter.device and _fills_its_storage(t))]
 
     def _fetch(self, part: list[Tensor]) -> None:
         for p in part:
@@ -110,7 +118,11 @@ class OptimizerTier:
         for p in part:
             for state in self._states(p):
                 if state in self._away:
-                    self._away.pop(state).arrived()
+                    self._take(state)
+
+    def _take(self, state: Tensor) -> None:
+        self._away[state].arrived()
+        del self._away[state]
 
     def _send(self, part: list[Tensor]) -> list[Tensor]:
         sent = []
@@ -123,27 +135,54 @@ class OptimizerTier:
 
     def _release(self, states: list[Tensor]) -> None:
         for state in states:
-            self._away[state].release()
+            try:
+                self._away[state].release()
+            except BaseException:
+                del self._away[state]  # it is where it was
+                raise
+
+
+def _own_part(tensor: Any) -> Tensor:
+    """Of a distributed tensor the part on this rank: the tensor itself, not a copy that a gradient could flow through."""
+    with torch.no_grad():
+        return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def _fills_its_storage(tensor: Tensor) -> bool:
+    return is_plain(tensor) and tensor.untyped_storage().nbytes() == tensor.nbytes > 0
 
 
 class _Away:
     """A state in the tier; the tensor itself stays, without memory."""
 
     def __init__(self, state: Tensor, tier: Tier) -> None:
-        self._state, self._shape, self.num_bytes = state, state.shape, state.nbytes
+        self._state, self._shape, self._stride, self.num_bytes = state, state.shape, state.stride(), state.nbytes
         self._place: Place = tier.take(state.nbytes)
-        self._out: Copying = tier.write(self._place, state.view(-1).view(torch.uint8))
+        self._out: Copying = tier.write(self._place, bytes_of(state.untyped_storage()))
+        self._is_released = False
         self._back: Copying | None = None
 
     def release(self) -> None:
         self._out.wait()
         self._state.data = self._state.new_empty(0)
+        self._is_released = True
 
     def fetch(self, tier: Tier) -> None:
-        if self._back is None:
-            self._state.data = self._state.new_empty(self._shape)
-            self._back = tier.read(self._place, self._state.view(-1).view(torch.uint8))
+        if not self._is_released or self._back is not None:
+            return  # a step that failed has left it here
+        self._state.data = torch.empty_strided(
+            self._shape, self._stride, dtype=self._state.dtype, device=self._state.device
+        )
+        self._back = tier.read(self._place, bytes_of(self._state.untyped_storage()))
 
     def arrived(self) -> None:
+        if not self._is_released:
+            self._out.cancel()
+            return
         assert self._back is not None
-        self._back.wait()
+        try:
+            self._back.wait()
+        except BaseException:  # what has come is not the state
+            self._back = None
+            self._state.data = self._state.new_empty(0)
+            raise

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+import operator
 import re
 from collections import Counter
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, SupportsIndex
 
 from torch import nn
 
@@ -23,7 +25,11 @@ if TYPE_CHECKING:
     import torch
 
 _SLACK = 0.003  # of the budget, for tensors too small to be looked at
-_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
+_UNITS = {"": 1, "B": 1} | {
+    f"{prefix}{unit}": base**power
+    for power, prefix in enumerate("KMGTP", 1)
+    for unit, base in (("B", 1000), ("IB", 1024))
+}
 
 
 def parse_budget(budget: int | str, of: int = 0) -> int:
@@ -32,14 +38,16 @@ def parse_budget(budget: int | str, of: int = 0) -> int:
     Raises:
         ValueError: something else.
     """
-    if isinstance(budget, int):
-        num_bytes = budget
-    else:
+    if isinstance(budget, str):
         found = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*(%|[A-Za-z]*)\s*", budget)
         unit = found.group(2).upper() if found else "?"
         if found is None or (unit != "%" and unit not in _UNITS):
             raise ValueError(f"budget = {budget!r}: give bytes, an amount such as 1.5GiB, or a share such as 60%")
         num_bytes = int(float(found.group(1)) * (of / 100 if unit == "%" else _UNITS[unit]))
+    elif isinstance(budget, SupportsIndex) and not isinstance(budget, bool):
+        num_bytes = operator.index(budget)
+    else:
+        raise ValueError(f'budget = {budget!r}: give whole bytes, an amount such as "1.5GiB", or a share such as "60%"')
     if num_bytes <= 0:
         raise ValueError(f"budget = {budget!r}: must be more than nothing")
     return num_bytes
@@ -167,10 +175,23 @@ def make_plan(profile: Profile, budget: int | str) -> Plan:
     found = search.run()
     if found is None:
         assert search.least is not None
-        least = search.least.outcome.peak
+        least = _least_budget(simulator, search.least.outcome.peak)
+        tier = "" if profile.tier_bytes is None else f"; the second tier holds {amount(profile.tier_bytes)}"
         raise OutOfMemoryError(
             f"no plan keeps the step within {amount(num_bytes)}: with everything kept it takes "
             f"{amount(unplanned.peak)}, at least {amount(least)} ({least:,} bytes) of it are needed; "
-            f"{amount(profile.static_bytes)} are there before the step"
+            f"{amount(profile.static_bytes)} are there before the step{tier}"
         )
     return Plan(profile, num_bytes, found.choices, tuple(sorted(found.regions)), found.outcome, unplanned)
+
+
+def _least_budget(simulator: Simulator, peak: int) -> int:
+    """The budget for which a plan with this peak, or little more, is found."""
+    while True:
+        budget = math.ceil(peak / (1 - _SLACK))
+        budget += int(budget * (1 - _SLACK)) < peak
+        search = Search(simulator, int(budget * (1 - _SLACK)))
+        if search.any() is not None:
+            return budget
+        assert search.least is not None
+        peak = max(peak + 1, search.least.outcome.peak)

@@ -15,14 +15,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _NormBase
 from torch.utils._pytree import tree_iter
 
 from oarlock.memory.offload.calls import Call, CallKey, SaveKey
 from oarlock.memory.offload.meter import Meter
 from oarlock.memory.offload.saved import is_plain
 from oarlock.memory.offload.session import Observer, Session
-from oarlock.memory.offload.tiers import HostTier, PinnedTier, Tier
+from oarlock.memory.offload.tiers import Copying, HostTier, PinnedTier, Place, Tier
+from oarlock.memory.pool import OutOfMemoryError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,6 +80,7 @@ class Profile:
         clock: float64 [events] seconds at each event, between moments by position.
         out_rate, in_rate: bytes per second to the second tier and back.
         min_bytes: smaller storages are not looked at.
+        tier_bytes: that the second tier holds; None for as many as there are.
     """
 
     static_bytes: int
@@ -91,6 +93,7 @@ class Profile:
     out_rate: float
     in_rate: float
     min_bytes: int
+    tier_bytes: int | None = None
 
     @property
     def seconds(self) -> float:
@@ -151,24 +154,35 @@ def profile(
             step()
             timed.tick("end")
         clocks.append(timed.seconds)
-    return seen.profile(clocks, out_rate, in_rate, min_bytes)
+    measured = seen.profile(clocks, out_rate, in_rate, min_bytes)
+    return measured if tier.capacity is None else dataclasses.replace(measured, tier_bytes=tier.capacity)
 
 
 def measured_rates(tier: Tier, device: torch.device) -> tuple[float, float]:
-    """Bytes per second out and back, by a copy of 256 KiB, or of 8 MiB where that takes no time."""
+    """Bytes per second out and back, by a copy of 4 KiB, or up to 8 MiB where that takes no time and there is room."""
     rates = []
     for copy in (tier.write, tier.read):
-        for num_bytes in (1 << 18, 1 << 23):
-            bytes_N = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
-            place = tier.take(num_bytes)
-            tier.write(place, bytes_N).wait()
-            began = time.perf_counter()
-            copy(place, bytes_N).wait()
-            seconds = time.perf_counter() - began
+        rate = 0.0
+        for num_bytes in (1 << 12, 1 << 18, 1 << 23):
+            try:
+                seconds = _seconds(tier, copy, torch.zeros(num_bytes, dtype=torch.uint8, device=device))
+            except OutOfMemoryError:
+                if not rate:
+                    raise
+                break
+            rate = num_bytes / seconds
             if seconds > 5e-3:
                 break
-        rates.append(num_bytes / seconds)
+        rates.append(rate)
     return rates[0], rates[1]
+
+
+def _seconds(tier: Tier, copy: Callable[[Place, Tensor], Copying], bytes_N: Tensor) -> float:
+    place = tier.take(bytes_N.numel())
+    tier.write(place, bytes_N).wait()
+    began = time.perf_counter()
+    copy(place, bytes_N).wait()
+    return time.perf_counter() - began
 
 
 def _aside(device: torch.device) -> Tier:
@@ -236,6 +250,7 @@ class _Recorder(Observer):
         assert self.meter is not None
         inputs = [self._input(leaf) for leaf in tree_iter(arguments) if isinstance(leaf, Tensor)]
         record = {"key": call.key, "begin": self._mark(("begin", call.key)), "inputs": inputs, "call": call}
+        record["state"] = _state(call.module)
         self._calls.append(record)
         self._open.append(record)
 
@@ -252,6 +267,7 @@ class _Recorder(Observer):
         while self._open:  # an exception may have left some open
             record = self._open.pop()
             record["end"] = position
+            record["changes"] = _changes(record["call"].module, record.pop("state"))
             if record["key"] == call.key:
                 break
 
@@ -293,7 +309,9 @@ class _Recorder(Observer):
                 by_number[number] = len(groups) - 1
         regions = []
         for record in self._calls:
-            if record["call"].parent.parent is None or "end" not in record or _has_running_statistics(record["call"]):
+            if record["call"].parent.parent is None or "end" not in record:
+                continue
+            if record["changes"] or _has_running_statistics(record["call"]):
                 continue
             begin, stop = record["begin"], record["end"]
             inside = tuple(
@@ -341,6 +359,20 @@ class _Recorder(Observer):
 def _has_running_statistics(call: Call) -> bool:
     """Whether computing the call again would count a batch twice."""
     return any(
-        isinstance(module, _BatchNorm) and module.training and module.track_running_stats
+        isinstance(module, _NormBase) and module.training and module.track_running_stats
         for module in call.module.modules()
+    )
+
+
+def _state(module: nn.Module) -> list[tuple[Tensor, int]]:
+    """Parameters and buffers with their versions."""
+    tensors = (*module.parameters(), *module.buffers())
+    return [(tensor, 0 if tensor.is_inference() else tensor._version) for tensor in tensors]
+
+
+def _changes(module: nn.Module, before: list[tuple[Tensor, int]]) -> bool:
+    """Whether a call has changed parameters or buffers, in place or by others: a second call would do it twice."""
+    after = _state(module)
+    return len(before) != len(after) or any(
+        a[0] is not b[0] or a[1] != b[1] for a, b in zip(before, after, strict=True)
     )

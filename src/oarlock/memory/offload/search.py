@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from oarlock.memory.offload.session import Choice
 from oarlock.memory.offload.simulate import Outcome, Simulator
+from oarlock.memory.offload.tiers import tier_bytes
 
 _NUM_PREFIXES = 9
 _TRAFFIC = 1e-3  # a byte sent for nothing costs this share of its time: of equal plans the one that sends less
@@ -38,14 +39,18 @@ class Search:
 
     def run(self) -> Candidate | None:
         """The best plan found; None if none is within the budget."""
+        if self.any() is not None and self.best is not self.trial(("keep",) * self._num, frozenset()):
+            self._improve()
+        return self.best
+
+    def any(self) -> Candidate | None:
+        """The best of the plans that two thresholds describe."""
         if self.trial(("keep",) * self._num, frozenset()) is self.best:
             return self.best  # nothing has to go
         for family in self._families():
             lengths = sorted({round(len(family) * i / _NUM_PREFIXES) for i in range(_NUM_PREFIXES + 1)})
             for length in lengths:
                 self._fewest_sent(frozenset(family[:length]))
-        if self.best is not None:
-            self._improve()
         return self.best
 
     def trial(self, choices: Sequence[Choice], regions: frozenset[int]) -> Candidate:
@@ -55,11 +60,21 @@ class Search:
             outcome = self._simulator.run(choices, regions, self._budget)
             self._seen[key] = Candidate(choices, regions, outcome, self._profile.out_rate)
         found = self._seen[key]
+        if not self._fits_tier(found):
+            return found
         if found.outcome.peak <= self._budget and (self.best is None or found.cost < self.best.cost):
             self.best = found
         if self.least is None or found.outcome.peak < self.least.outcome.peak:
             self.least = found
         return found
+
+    def _fits_tier(self, candidate: Candidate) -> bool:
+        """All that is sent in a step may be in the tier at once."""
+        capacity, groups = self._profile.tier_bytes, self._profile.groups
+        if capacity is None:
+            return True
+        sent = (g.num_bytes for g, choice in zip(groups, candidate.choices, strict=True) if choice == "offload")
+        return sum(map(tier_bytes, sent)) <= capacity
 
     # ------------------------------------------------------------------------------------------------- thresholds
 

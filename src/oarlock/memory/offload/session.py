@@ -24,7 +24,7 @@ from oarlock.memory.offload.checkpoint import run
 from oarlock.memory.offload.meter import Meter
 from oarlock.memory.offload.saved import Handle, Held, Saved, SavedView, View, Wrapped, is_plain
 from oarlock.memory.offload.tiers import Tier
-from oarlock.memory.pool import Pool, Pressure
+from oarlock.memory.pool import OutOfMemoryError, Pool, Pressure
 
 Choice = Literal["keep", "recompute", "offload"]
 
@@ -272,8 +272,13 @@ class Session:
 
     def _make_pool_room(self, pool: Pool, otherwise: Pressure | None, num_bytes: int, stream: int) -> bool:
         """For the pool, on the thread of a request that it cannot meet."""
-        if self._evict(num_bytes, lambda: pool.fits([num_bytes], stream=stream)):
-            return True
+        try:
+            if self._evict(num_bytes, lambda: pool.fits([num_bytes], stream=stream)):
+                return True
+        except (OSError, OutOfMemoryError):  # of the second tier; the pool names it where nobody else helps
+            if otherwise is not None and otherwise(num_bytes, stream):
+                return True
+            raise
         return otherwise is not None and otherwise(num_bytes, stream)
 
     def _evict(self, num_bytes: int, is_enough: Callable[[], bool]) -> bool:

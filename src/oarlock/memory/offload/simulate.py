@@ -72,8 +72,7 @@ class Simulator:
         self._cuts = np.unique(cuts[cuts < max(num_events, 1)])
         self._base = np.maximum.reduceat(live, self._cuts) if num_events else np.zeros(1, np.int64)
         before = np.concatenate([[profile.static_bytes], live])
-        self._before = before[self._cuts]
-        self._base = np.maximum(self._base, self._before)
+        self._before = before[self._cuts]  # also counts what dies at the cut itself, as does the piece before
         self.num_pieces = len(self._cuts)
         self._piece = np.searchsorted(self._cuts, positions)  # of each moment
         self._death = [int(np.searchsorted(self._cuts, death)) for death in deaths]
@@ -234,10 +233,13 @@ class Simulator:
                 due = needs[g] <= moment
                 if not due and nominal[moment + 1] <= start:
                     break
-                if g not in away:  # not released yet: it stays
+                if g not in away:  # not released yet: it stays, where there is room for it
                     remaining = [each for each in pending if each[0] != g]
                     if len(remaining) == len(pending) and not due:
                         break  # not even saved
+                    until = memory[here : self.piece(needs[g])]
+                    if not due and until.size and int(until.max()) > limit:
+                        break
                     pending = deque(remaining)
                     queue.popleft()
                     continue
