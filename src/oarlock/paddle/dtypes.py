@@ -111,6 +111,8 @@ def as_dtype(dtype: DTypeLike | None) -> torch.dtype | None:
         return dtype
     if isinstance(dtype, StrictDType):
         return dtype.plain
+    if type(dtype) is str and dtype in NAMES and dtype != "uint16":
+        return NAMES[dtype]
     if isinstance(dtype, str):
         name = dtype.removeprefix("paddle.").removeprefix("torch.")
         name = {"int": "int64", "uint16": "bfloat16"}.get(name, name)  # Paddle calls bfloat16 by the name of its bits
@@ -153,6 +155,8 @@ def place_of(tensor: Tensor) -> Place:
 
 def as_ints(values: Any) -> list[int]:
     """A list of integers from one, a sequence (of integers or 0-D tensors) or an integer tensor."""
+    if type(values) is list or type(values) is tuple:
+        return [int(v) for v in values]
     if isinstance(values, Tensor):
         return [int(v) for v in values.flatten().tolist()]
     if isinstance(values, (Sequence, np.ndarray)):

@@ -141,6 +141,9 @@ def _reshape(method: Callable[..., Any], function: Callable[..., Any]) -> Callab
     @functools.wraps(method)
     def reshape(self: Tensor, *args: Any, **kwargs: Any) -> Any:
         if args and type(args[0]) is list and 0 in args[0] and self.numel():
+            sizes = self.shape
+            if len(args) == 1 and not kwargs and 0 not in args[0][len(sizes) :]:
+                return method(self, [each or sizes[i] for i, each in enumerate(args[0])])
             return function(self, *args, **kwargs)
         return method(self, *args, **kwargs)
 
@@ -165,13 +168,8 @@ _now = threading.local()  # its `asking`: Paddle's function runs, so that a refu
 
 def _kinds(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The types of arguments, and of what lists hold; torch parses a call by these alone."""
-    kinds: list[Any] = [_kind(value) for value in args]
-    return (*kinds, *((key, _kind(value)) for key, value in kwargs.items()))
-
-
-def _kind(value: Any) -> Any:
-    kind = type(value)
-    return (kind, *map(type, value)) if kind is list or kind is tuple else kind
+    kinds = tuple([(type(v), *map(type, v)) if type(v) is list or type(v) is tuple else type(v) for v in args])
+    return (*kinds, *((key, _kinds((value,), {})) for key, value in kwargs.items())) if kwargs else kinds
 
 
 def _directly(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -28,35 +28,34 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 class PyLayerContext:
     """What forward leaves for backward; any attribute may be set on it."""
 
-    def __init__(self) -> None:
-        self.__dict__["_tensors"] = ()
-        self.__dict__["_without_gradient"] = ()
-        self.__dict__["_materialize"] = True
-        self.__dict__["_consistent"] = True
+    _tensors: Any = ()
+    _without_gradient: Any = ()
+    _materialize = True
+    _consistent = True
 
     def save_for_backward(self, *tensors: Any) -> None:
         """Keep tensors for backward; once, in forward."""
-        self.__dict__["_tensors"] = tensors
+        self._tensors = tensors
 
     def saved_tensor(self) -> Any:
         """What was kept."""
-        return self.__dict__["_tensors"]
+        return self._tensors
 
     @property
     def saved_tensors(self) -> Any:
         """The same, in torch's spelling."""
-        return self.__dict__["_tensors"]
+        return self._tensors
 
     def mark_not_inplace(self, *tensors: Any) -> None:
         """Say that results which are inputs are to be new tensors; they are in any case."""
 
     def mark_non_differentiable(self, *tensors: Tensor) -> None:
         """Say that results have no gradient."""
-        self.__dict__["_without_gradient"] = tensors
+        self._without_gradient = tensors
 
     def set_materialize_grads(self, value: bool) -> None:
         """Whether backward gets zeros (or None) for results without a gradient."""
-        self.__dict__["_materialize"] = value
+        self._materialize = value
 
     def set_grad_in_dtype_consistent(self, flag: bool) -> None:
         """Whether backward gets gradients in the dtype of the results (the default), or uncast.
@@ -64,7 +63,7 @@ class PyLayerContext:
         A consumer whose backward computes in float32 then hands float32 on to a float16 result. Gradients of several
         consumers are summed as they come.
         """
-        self.__dict__["_consistent"] = flag
+        self._consistent = flag
 
 
 class PyLayer:
@@ -113,49 +112,50 @@ class _Bridge(torch.autograd.Function):
             flat, out_spec = tree_flatten(result)
         # A result that is an argument becomes a tensor of its own, as everywhere in Paddle.
         given = {id(leaf) for leaf in leaves if isinstance(leaf, Tensor)}
-        kept = own.__dict__["_tensors"]
+        kept = own._tensors
         made = [each.view_as(each) if isinstance(each, Tensor) and id(each) in given else each for each in flat]
         if all(isinstance(each, Tensor) for each in kept):
             ctx.save_for_backward(*kept)
-            own.__dict__["_tensors"] = None
+            own._tensors = None
         else:
             saved = _tensors(kept)
             position = {id(tensor): i for i, tensor in enumerate(saved)}
             ctx.save_for_backward(*saved)
-            own.__dict__["_tensors"] = _replaced(kept, lambda tensor: _Kept(position[id(tensor)]))
-        without = {id(each) for each in own.__dict__["_without_gradient"]}
-        ctx.mark_non_differentiable(
-            *(new for old, new in zip(flat, made, strict=True) if isinstance(new, Tensor) and id(old) in without)
-        )
-        ctx.set_materialize_grads(own.__dict__["_materialize"])
-        if not own.__dict__["_consistent"]:
+            own._tensors = _replaced(kept, lambda tensor: _Kept(position[id(tensor)]))
+        if own._without_gradient:
+            without = {id(each) for each in own._without_gradient}
+            ctx.mark_non_differentiable(
+                *(new for old, new in zip(flat, made, strict=True) if isinstance(new, Tensor) and id(old) in without)
+            )
+        if not own._materialize:
+            ctx.set_materialize_grads(False)
+        if not own._consistent:
             for each in made:
                 if isinstance(each, Tensor) and each.is_floating_point():
                     each.grad_dtype = None  # torch's engine then hands gradients on uncast
         ctx.own, ctx.layer = own, layer
         ctx.is_result = [False, *(isinstance(each, Tensor) for each in made)]
-        ctx.is_tensor = [isinstance(leaf, Tensor) for leaf in leaves]
         ctx.shapes = [leaf.shape if isinstance(leaf, Tensor) else None for leaf in leaves]
         return (out_spec, *made)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
         own: PyLayerContext = ctx.own
-        kept, saved = own.__dict__["_tensors"], ctx.saved_tensors
-        own.__dict__["_tensors"] = saved if kept is None else _restored(kept, saved)
+        kept, saved = own._tensors, ctx.saved_tensors
+        own._tensors = saved if kept is None else _restored(kept, saved)
         try:
-            found = ctx.layer.backward(own, *(g for g, wanted in zip(grads, ctx.is_result, strict=True) if wanted))
+            found = ctx.layer.backward(own, *[g for g, wanted in zip(grads, ctx.is_result, strict=True) if wanted])
         finally:
-            own.__dict__["_tensors"] = kept
+            own._tensors = kept
         given = list(found) if isinstance(found, (tuple, list)) else [found]
-        count = sum(ctx.is_tensor)
+        count = len(ctx.shapes) - ctx.shapes.count(None)
         if len(given) != count:
             raise ValueError(
                 f"{ctx.layer.__name__}.backward returned {len(given)} gradients for {count} tensors of forward; "
                 "return one for each tensor, None where there is none"
             )
         gradients = iter(given)
-        found = [next(gradients) if wanted else None for wanted in ctx.is_tensor]
+        found = [None if shape is None else next(gradients) for shape in ctx.shapes]
         return (None, None, *map(_fitted, found, ctx.shapes))
 
 

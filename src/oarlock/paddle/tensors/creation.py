@@ -21,8 +21,13 @@ def finish(tensor: Tensor, requires_grad: bool = False, pin_memory: bool = False
     return tensor.requires_grad_() if requires_grad else tensor
 
 
+_WIDE = frozenset([torch.float32, torch.float64])
+
+
 def number_of(value: Any, dtype: torch.dtype) -> Any:
     """A value as a number of `dtype`, as a cast would make it: infinite, wrapped around, without imaginary part."""
+    if (type(value) is float or type(value) is int) and dtype in _WIDE and -(1 << 31) < value < 1 << 31:
+        return value  # most are: nothing to wrap or to cut off
     value = float(value) if isinstance(value, str) else as_number(value)
     if isinstance(value, builtins.complex) and not dtype.is_complex and dtype != torch.bool:
         value = value.real

@@ -27,6 +27,8 @@ def reshape(x: Tensor, shape: Any) -> Tensor:
 
 def _with_copies(x: Tensor, shape: Any) -> list[int]:
     sizes = as_ints(shape)
+    if 0 not in sizes:
+        return sizes
     if x.numel() == 0 and 0 in sizes and -1 in sizes:  # what is left is counted without the dimensions of size 0
         rest = math.prod(n for n in x.shape if n) // math.prod(n for n in sizes if n > 0)
         return [rest if size == -1 else size for size in sizes]

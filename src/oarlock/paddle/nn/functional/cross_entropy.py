@@ -38,6 +38,21 @@ def cross_entropy(
     """
     if reduction not in ("mean", "sum", "none"):
         raise ValueError(f"reduction must be 'mean', 'sum' or 'none', not {reduction!r}")
+    if (
+        input.ndim == 2
+        and label.dtype is torch.int64
+        and label.numel() == len(input)
+        and weight is None
+        and label_smoothing == 0
+        and use_softmax
+        and not soft_label
+        and axis in (-1, 1)
+        and ignore_index < 0
+        and reduction != "none"
+        and input.dtype in (torch.float32, torch.float64)
+    ):  # the common case, in torch's fused operation; its mean leaves ignored labels out
+        loss = F.cross_entropy(input, label.reshape(-1), ignore_index=ignore_index, reduction="sum")
+        return loss / len(input) if reduction == "mean" else loss
     log_p = torch.log_softmax(input, axis) if use_softmax else torch.log(input)
     axis = axis % input.ndim
     classes = input.shape[axis]
