@@ -205,3 +205,44 @@ def test_a_thousand_iterations_leave_nothing_behind() -> None:
         last = iterations(1000)
     # 13 tensors are made in an iteration; the table of known ones is swept at 4,096 entries, of 3 objects each.
     assert last - first < 3 * 4096 + 1000
+
+
+def test_a_hook_of_a_tensor_that_raises_names_its_node() -> None:
+    def refuse(gradient: Tensor) -> None:
+        raise ValueError("refused")
+
+    x = torch.ones(3, requires_grad=True)
+    with debug.errors():
+        y = x.exp()
+        y.register_hook(refuse)
+        with pytest.raises(ValueError, match="refused") as caught:
+            y.sin().sum().backward()
+    (note,) = caught.value.__notes__
+    assert "in the backward of exp1 (ExpBackward0)" in note
+
+
+def test_hooks_of_the_program_stay_its_own() -> None:
+    """All nodes share one table of hooks, which no tensor of the program may come to hold."""
+    x = torch.ones(3, requires_grad=True)
+    seen: list[str] = []
+    with debug.errors():
+        y, z = x.exp(), x.sin()
+        handle = y.register_hook(lambda gradient: seen.append("y"))
+        (y + z).sum().backward(retain_graph=True)
+        assert seen == ["y"]
+        handle.remove()
+        (y + z).sum().backward()
+    assert seen == ["y"]
+
+
+def test_no_node_is_held_after_a_backward() -> None:
+    recorder = debug.errors()
+    with recorder:
+        x = torch.ones(3, requires_grad=True)
+        y = x.exp()
+        x.exp().sum().backward()
+        assert recorder._local.node is None
+        y.add_(1)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            y.sum().backward()
+        assert recorder._local.node is None

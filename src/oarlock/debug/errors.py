@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from oarlock.debug.calls import Call, Mark
+from oarlock.debug.calls import Call, Mark, current_node
 from oarlock.debug.names import Value, described
 from oarlock.debug.recorder import Recorder
 from oarlock.stacks import Frame
@@ -54,16 +54,17 @@ class Errors(Recorder):
     def __init__(self, model: nn.Module | None = None) -> None:
         super().__init__(model, stacks=True, nodes=True)
         self._writes: deque[_Write] = deque(maxlen=_NUM_WRITES)
+        # One table of hooks for all nodes: `register_prehook` makes a table and a handle each, at twice the cost.
+        self._running = torch.empty(0, requires_grad=True)
+        self._running._backward_hooks = {0: self._begins}
 
     # ---------------------------------------------------------------------------------------------------- noting
 
     def _watch(self, node: Any, mark: Mark) -> None:
-        running = self._local
+        node._register_hook_dict(self._running)
 
-        def begins(gradients: Any) -> None:
-            running.mark = mark
-
-        node.register_prehook(begins)
+    def _begins(self, gradient: Tensor | None) -> None:
+        self._local.node = current_node()
 
     def on_write(self, call: Call, tensor: Tensor, before: Value | None) -> None:
         base = tensor._base
@@ -78,20 +79,20 @@ class Errors(Recorder):
     @contextmanager
     def _noting(self) -> Iterator[None]:
         local = self._local
-        outer = getattr(local, "mark", None)
-        local.mark = None
+        outer = getattr(local, "node", None)
+        local.node = None
         local.depth = getattr(local, "depth", 0) + 1
         try:
             yield
         except Exception as error:
-            mark = self._failed_node(error) or local.mark
+            mark = self._failed_node(error) or (None if local.node is None else self.mark_of(local.node))
             if mark is not None:
                 local.last = mark
                 self._note(error, mark, local.depth - 1)
             raise
         finally:
             local.depth -= 1
-            local.mark = outer
+            local.node = outer
 
     def _failed_node(self, error: Exception) -> Mark | None:
         """The node whose Python code raised: it is what torch's frame there is called on."""

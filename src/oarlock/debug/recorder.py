@@ -70,6 +70,7 @@ class Recorder(TorchFunctionMode):
         self._engine_grad = undispatched(torch.autograd.grad, self._entered)
         self._holds_backward = type(self).around_backward is not Recorder.around_backward
         self._num_entered = 0
+        self._running: Tensor | None = None  # whose hooks nodes also call as they begin, in place of `_watch`
         self._reads = False  # whether a view wants the tensors of calls, if not before plain ones
         # Whether a view wants to know before a call, and its tensors.
         self._watches_calls = type(self).on_begin is not Recorder.on_begin
@@ -198,6 +199,9 @@ class Recorder(TorchFunctionMode):
             metadata, key = node.metadata, self._key
             if key in metadata or result.output_nr:
                 self._mark(_new(Call, fields), node, result.output_nr, value)
+            elif self._running is not None:
+                metadata[key] = fields
+                node._register_hook_dict(self._running)
             elif self.nodes:
                 mark = metadata[key] = _new(Mark, (_new(Call, fields), type(node).__name__, outputs))
                 self._watch(node, mark)
