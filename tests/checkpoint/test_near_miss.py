@@ -27,6 +27,11 @@ def test_the_best_is_found(name: str, known: list[str], best: list[str]) -> None
     assert near_miss(name, known) == (f"did you mean {best[0]!r}?" if best else "")
 
 
+def test_how_alike_they_must_be_can_be_said() -> None:
+    assert near_names("step", ["train_steps"], cutoff=0.6) == []
+    assert near_names("step", ["train_steps"], cutoff=0.5) == ["train_steps"]  # 2 * 4 letters of 4 + 11: 0.53
+
+
 def test_many_names_are_few_forms() -> None:
     names = [f"layers.{layer}.experts.{expert}.{p}" for layer in range(100) for expert in range(256) for p in "ab"]
     start = time.process_time()

@@ -9,10 +9,11 @@ _WRAPPERS = re.compile(r"^module\.|_orig_mod\.|_checkpoint_wrapped_module\.|_fsd
 _MOST = 64  # names of one form that are compared in full
 
 
-def near_names(name: str, known: Iterable[str], count: int = 1) -> list[str]:
+def near_names(name: str, known: Iterable[str], count: int = 1, *, cutoff: float = 0.6) -> list[str]:
     """The names most like this one, best first, at most `count`; fast for many, as numbered ones are compared as one.
 
-    Names that are the same without what wrappers of modules put into them come before all others.
+    Names that are the same without what wrappers of modules put into them come before all others; the rest are at
+    least `cutoff` alike, in [0, 1], as `difflib.get_close_matches` counts it.
     """
     known = list(known)
     bare = _WRAPPERS.sub("", name)
@@ -21,11 +22,11 @@ def near_names(name: str, known: Iterable[str], count: int = 1) -> list[str]:
     forms: dict[str, list[str]] = {}
     for other in known:
         forms.setdefault(_DIGITS.sub("0", other), []).append(other)
-    close = difflib.get_close_matches(_DIGITS.sub("0", name), forms, n=count + 1)
+    close = difflib.get_close_matches(_DIGITS.sub("0", name), forms, n=count + 1, cutoff=cutoff)
     numbers = set(_DIGITS.findall(name))
     like = [other for form in close for other in forms[form]]
     like.sort(key=lambda other: -len(numbers.intersection(_DIGITS.findall(other))))
-    return difflib.get_close_matches(name, like[:_MOST], n=count) or like[:1]
+    return difflib.get_close_matches(name, like[:_MOST], n=count, cutoff=cutoff) or like[:1]
 
 
 def near_miss(name: str, known: Iterable[str]) -> str:

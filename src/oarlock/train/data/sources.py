@@ -1,6 +1,5 @@
 """Text on disk: finding the files of a file, folder or glob, and reading their documents one at a time."""
 
-import difflib
 import glob
 import gzip
 import io
@@ -13,6 +12,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, NamedTuple
+
+from oarlock.checkpoint.near_miss import near_names
 
 KINDS = (".txt", ".md", ".jsonl")
 COMPRESSIONS = (".gz", ".xz")
@@ -191,7 +192,7 @@ def _suggestion(path: Path, known_names: Sequence[str]) -> str:
     entries = {name.lower(): existing / name for name in os.listdir(existing)}
     names = {name.lower(): name for name in known_names}
     for pool in (names, entries) if len(path.parts) == 1 else (entries,):
-        match = difflib.get_close_matches(missing.lower(), pool, n=1)
+        match = near_names(missing.lower(), pool)
         if match:
             return f"; did you mean {str(pool[match[0]])!r}?"
     return ""
