@@ -1,5 +1,6 @@
-"""Mixed precision."""
+"""Mixed precision, and `debugging` where it goes wrong."""
 
+from oarlock.paddle.amp import debugging
 from oarlock.paddle.amp.auto_cast import (
     amp_guard,
     auto_cast,
@@ -17,6 +18,7 @@ __all__ = [
     "GradScaler",
     "amp_guard",
     "auto_cast",
+    "debugging",
     "decorate",
     "get_autocast_cpu_dtype",
     "get_autocast_dtype",
