@@ -259,9 +259,9 @@ def content_of_contiguous(tensor: Tensor) -> tuple[int, float]:
     """`digest64_and_largest`, unchecked: of a contiguous CPU tensor, no conjugate or negative view."""
     if not _has_core():
         return _numpy_content(tensor)
-    dtype, content = tensor.dtype, _Content()
-    about = _VALUES.get(dtype, 0), _header_sum(dtype, tensor.shape), _WEIGHTS_AT, ctypes.addressof(content)
-    status = _content_function()(tensor.data_ptr(), tensor.nbytes, *about)
+    content = _Content()
+    function, values, header_sum = _prepared(tensor.dtype, tensor.shape)
+    status = function(tensor.data_ptr(), tensor.nbytes, values, header_sum, _WEIGHTS_AT, ctypes.addressof(content))
     if status:
         raise RuntimeError(f"oarlock_digest_content failed with status {status}")
     return content.digest, content.largest
@@ -273,16 +273,13 @@ def _numpy_content(tensor: Tensor) -> tuple[int, float]:
     return digest64(tensor), torch.linalg.vector_norm(tensor.detach().double(), math.inf).item()
 
 
-@functools.cache
-def _content_function() -> Any:
-    return _native.library().oarlock_digest_content
-
-
 @functools.lru_cache(4096)
-def _header_sum(dtype: torch.dtype, shape: torch.Size) -> int:
-    """The terms of the header in the last sum of the definition: the sum beside a root of 0, whose term is 0."""
+def _prepared(dtype: torch.dtype, shape: torch.Size) -> tuple[Any, int, int]:
+    """The core's function, what the values are to it, and the terms of the header in the last sum of the definition."""
     header = f"{str(dtype).removeprefix('torch.')}[{','.join(map(str, shape))}]"
-    return int(_chunk_sums(np.frombuffer(bytes(8) + header.encode(), dtype=np.uint8))[0])
+    # The sum beside a root of 0, whose term is 0.
+    header_sum = int(_chunk_sums(np.frombuffer(bytes(8) + header.encode(), dtype=np.uint8))[0])
+    return _native.library().oarlock_digest_content, _VALUES.get(dtype, 0), header_sum
 
 
 def sha1(tensor: Tensor) -> str:

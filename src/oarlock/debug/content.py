@@ -43,15 +43,10 @@ class Reader:
 
     def __call__(self, tensor: Tensor) -> dict[str, Any]:
         """Content of a tensor; of a DTensor, of the part that is here."""
-        if (
-            type(tensor) in _PLAIN
-            and tensor.layout is _STRIDED
-            and tensor.dtype in self._short_dtypes
-            and tensor.is_cpu
-            and tensor.nbytes <= self._short_bytes
-            and not tensor.is_neg()
-        ):
-            return self._short(tensor)
+        if type(tensor) in _PLAIN and tensor.layout is _STRIDED and tensor.is_cpu:
+            dtype = tensor.dtype
+            if dtype in self._short_dtypes and tensor.nbytes <= self._short_bytes and not tensor.is_neg():
+                return self._short(tensor, dtype)
         local = tensor.detach()
         to_local = getattr(local, "to_local", None)
         if to_local is not None:
@@ -68,25 +63,24 @@ class Reader:
             content |= self._numbers(local)
         return content
 
-    def _short(self, tensor: Tensor) -> dict[str, Any]:
+    def _short(self, tensor: Tensor, dtype: torch.dtype) -> dict[str, Any]:
         """The same as for any tensor, with fewer calls: most of the cost of a short one."""
         if self._hash is None:
-            digest, largest = content_of_contiguous(tensor if tensor.is_contiguous() else tensor.detach().contiguous())
-            content: dict[str, Any] = {"digest": f"{digest:016x}"}
-            if tensor.dtype not in _FLOATS or not tensor.numel():
-                return content
+            number, largest = content_of_contiguous(tensor if tensor.is_contiguous() else tensor.detach().contiguous())
+            digest = f"{number:016x}"
+            if dtype not in _FLOATS or not tensor.nbytes:
+                return {"digest": digest}
         else:
             values = tensor.detach().numpy()
-            hasher = self._hash(_header(tensor.dtype, tensor.shape), usedforsecurity=False)
+            hasher = self._hash(_header(dtype, tensor.shape), usedforsecurity=False)
             hasher.update(values.data if values.flags.c_contiguous else values.tobytes())
-            content = {"digest": hasher.hexdigest()}
-            if tensor.dtype not in _FLOATS or not values.size:
-                return content
+            digest = hasher.hexdigest()
+            if dtype not in _FLOATS or not values.size:
+                return {"digest": digest}
             largest = float(_largest(_absolute(values), None))
         if self._probes or not math.isfinite(largest):
-            return content | self._numbers(tensor.detach())
-        content["max_abs"] = largest
-        return content
+            return {"digest": digest} | self._numbers(tensor.detach())
+        return {"digest": digest, "max_abs": largest}
 
     def _digest(self, tensor: Tensor) -> str:
         if self._decimals is not None and tensor.dtype.is_floating_point:
