@@ -114,7 +114,13 @@ def environment(paddle: Any) -> dict[str, Any]:
         where = [x.indices()] if x.is_sparse_coo() else [x.crows(), x.cols()]
         return [*[index.astype("int64") for index in where], x.values(), x.to_dense()]
 
+    def shown(made: Any) -> Any:
+        """What a layer prints, its state dict's keys and shapes, the ends of its parameters' names."""
+        state = [(key, list(value.shape)) for key, value in made.state_dict().items()]
+        return [repr(made), state, [parameter.name.rpartition(".")[2] for parameter in made.parameters()]]
+
     return {
+        "shown": shown,
         "stored": stored,
         "beams": beams,
         "layer": layer,

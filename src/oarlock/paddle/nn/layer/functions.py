@@ -34,7 +34,6 @@ ReLU6 relu6 1
 SELU selu 1 scale=1.0507009873554805 alpha=1.6732632423543772
 Sigmoid sigmoid 1
 Silu silu 1 inplace=False
-SiLU silu 1 inplace=False
 Softmax softmax 1 axis=-1
 Softplus softplus 1 beta=1 threshold=20
 Softshrink softshrink 1 threshold=0.5
@@ -102,6 +101,28 @@ AlphaDropout alpha_dropout 1 p=0.5
 FeatureAlphaDropout feature_alpha_dropout 1 p=0.5
 RReLU rrelu 1 lower=0.125 upper=0.3333333333333333
 """
+# What is printed where it is not all arguments: `x!` where it is not the default, `x?` where it is not None, `x=y` the
+# argument y under the name x. Classes are those whose names begin so.
+PRINTED = """
+ChannelShuffle groups data_format!
+PixelShuffle upscale_factor data_format!
+PixelUnshuffle downscale_factor data_format!
+LocalResponseNorm size alpha beta k data_format!
+PairwiseDistance p epsilon! keepdim!
+Unfold kernel_size=kernel_sizes dilation=dilations padding=paddings stride=strides
+Fold kernel_size=kernel_sizes dilation=dilations padding=paddings stride=strides
+Upsample size? scale_factor? mode align_corners align_mode data_format
+AvgPool kernel_size stride padding
+MaxPool kernel_size stride padding
+MaxUnPool output_size
+AdaptiveAvgPool output_size
+AdaptiveMaxPool output_size return_mask
+FractionalMaxPool output_size return_mask
+LPPool norm_type kernel_size stride padding
+Dropout2D p data_format
+Dropout3D p data_format
+Dropout p axis mode inplace
+"""
 SPELLED_TWICE = """
 AdaptiveMaxPool1d AdaptiveMaxPool2d AdaptiveMaxPool3d LPPool1d LPPool2d
 CircularPad1d CircularPad2d CircularPad3d ConstantPad1d ConstantPad2d ConstantPad3d
@@ -119,12 +140,15 @@ def _made(name: str, function: Callable[..., Any], count: int, words: list[str],
     own.append(parameter("name", parameter.POSITIONAL_OR_KEYWORD, default=None))
     signature = inspect.Signature(own)
     taken = set(inspect.signature(function).parameters)
+    printed = _printed(name)
+    everything = [(key, key, "") for key in (word.partition("=")[0] for word in words)]
 
     def __init__(self: Layer, *args: Any, **kwargs: Any) -> None:
         Layer.__init__(self)
         bound = signature.bind(self, *args, **kwargs)
         bound.apply_defaults()
         given = {key: value for key, value in bound.arguments.items() if key not in ("self", "name")}
+        self.__dict__["_name"] = bound.arguments["name"]
         # `inplace` is a promise about memory, which the values do not depend on.
         self.__dict__["_given"] = {key: value for key, value in given.items() if key in taken or key != "inplace"}
         for key, value in given.items():
@@ -136,12 +160,32 @@ def _made(name: str, function: Callable[..., Any], count: int, words: list[str],
         return function(*tensors, **self._given, **more)
 
     def extra_repr(self: Any) -> str:
-        return ", ".join(f"{key}={value}" for key, value in self._given.items())
+        parts = []
+        for key, source, condition in everything if printed is None else printed:
+            value, default = getattr(self, source), signature.parameters[source].default
+            if not (condition == "!" and value == default) and not (condition == "?" and value is None):
+                parts.append(f"{key}={value}")
+        return ", ".join([*parts, *([f"name={self._name}"] if self._name else [])])
 
     __init__.__signature__ = signature  # type: ignore[attr-defined]
     text = f"`paddle.nn.functional.{function.__name__}` as a layer."
     body = {"__init__": __init__, "forward": forward, "extra_repr": extra_repr, "__doc__": text, "__module__": __name__}
     return type(name, (Layer,), body)
+
+
+def _printed(name: str) -> list[tuple[str, str, str]] | None:
+    """(name, argument, condition) of what the class prints; None for all arguments. Losses print nothing."""
+    if name.endswith("Loss"):
+        return []
+    for line in PRINTED.strip().splitlines():
+        start, *words = line.split()
+        if name.startswith(start):
+            found = []
+            for word in words:
+                key, _, source = word.rstrip("!?").partition("=")
+                found.append((key, source or key, word[-1] if word[-1] in "!?" else ""))
+            return found
+    return None
 
 
 def _classes() -> dict[str, type[Layer]]:
@@ -187,6 +231,10 @@ class Unflatten(Layer):
         """Unflattened."""
         return x.unflatten(self.axis, [int(size) for size in self.shape])
 
+    def extra_repr(self) -> str:
+        """For printing."""
+        return f"axis={self.axis}, shape={self.shape}"
+
 
 class Softmax2D(Layer):
     """Softmax over the channels of [N, C, H, W] or [C, H, W]."""
@@ -213,11 +261,16 @@ class _Pad(Layer):
         super().__init__()
         self.pad = [padding] * (2 * self.num_dims) if isinstance(padding, int) else padding
         self.pad_mode, self.value = mode or self.mode, value
-        self.layout = data_format or self.data_format
+        self.layout, self._name = data_format or self.data_format, name
 
     def forward(self, x: Any) -> Any:
         """Padded."""
         return functional.pad(x, self.pad, mode=self.pad_mode, value=self.value, data_format=self.layout)
+
+    def extra_repr(self) -> str:
+        """For printing."""
+        named = f", name={self._name}" if self._name else ""
+        return f"padding={self.pad}, mode={self.pad_mode}, value={self.value}, data_format={self.layout}{named}"
 
 
 def _pad_start(mode: str, layout: str, *, valued: bool) -> Callable[..., None]:
@@ -226,10 +279,10 @@ def _pad_start(mode: str, layout: str, *, valued: bool) -> Callable[..., None]:
     def with_value(
         self: Any, padding: Any, value: float, data_format: str = layout, name: str | None = None
     ) -> None:  # fmt: skip
-        _Pad.__init__(self, padding, mode, value, data_format)
+        _Pad.__init__(self, padding, mode, value, data_format, name)
 
     def without(self: Any, padding: Any, data_format: str = layout, name: str | None = None) -> None:
-        _Pad.__init__(self, padding, mode, 0.0, data_format)
+        _Pad.__init__(self, padding, mode, 0.0, data_format, name)
 
     return with_value if valued else without
 
@@ -267,6 +320,11 @@ class UpsamplingNearest2D(Layer):
             x, self.size, self.scale_factor, mode=self.mode, align_corners=corners, data_format=self.data_format
         )
 
+    def extra_repr(self) -> str:
+        """For printing."""
+        chosen = f"size={self.size}" if self.scale_factor is None else f"scale_factor={self.scale_factor}"
+        return f"{chosen}, data_format={self.data_format}"
+
 
 class UpsamplingBilinear2D(UpsamplingNearest2D):
     """Enlarge [N, C, H, W] bilinearly, corners on corners."""
@@ -283,3 +341,4 @@ CLASSES: dict[str, type[Layer]] = {
     },
 }
 CLASSES |= {name: CLASSES[name[:-1] + "D"] for name in SPELLED_TWICE.split()}
+CLASSES["SiLU"] = CLASSES["Silu"]

@@ -29,13 +29,21 @@ class Layer(nn.Module):
 
     def __init__(self, name_scope: str | None = None, dtype: Any = "float32") -> None:
         super().__init__()
-        self._dtype = as_dtype(dtype)
+        self._dtype = as_dtype(dtype) or torch.get_default_dtype()
         self._full_name = generate(name_scope or _snake(type(self).__name__))
         self._num_parameters = {"w": 0, "b": 0}
 
     def full_name(self) -> str:
         """The name that is unique in the process, such as `linear_0`."""
         return self._full_name
+
+    def __repr__(self) -> str:
+        """The class with `extra_repr`, and the layers below with their names, each on lines of its own."""
+        extra = self.extra_repr().split("\n")
+        inner = extra[0] if len(extra) == 1 else "".join(f"\n  {line}" for line in extra) + "\n"
+        parts = [f"({name}): {layer!r}".replace("\n", "\n  ") for name, layer in self._modules.items()]
+        below = "".join(f"\n  {part}" for part in parts) + ("\n" if parts else "")
+        return f"{type(self).__name__}({inner}{below})"
 
     # ------------------------------------------------------------------------------------------------- making parts
 

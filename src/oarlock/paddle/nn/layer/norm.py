@@ -54,6 +54,10 @@ class LayerNorm(Layer):
             bias = None if bias is None else bias.view(shape)
         return torch.nn.functional.layer_norm(input, shape, weight, bias, self._epsilon)
 
+    def extra_repr(self) -> str:
+        """For printing."""
+        return f"normalized_shape={self._normalized_shape}, epsilon={self._epsilon}"
+
 
 class RMSNorm(Layer):
     """x / sqrt(mean(x^2) + epsilon) * weight over the last dimensions."""
@@ -99,15 +103,15 @@ class _BatchNorm(Layer):
         super().__init__()
         self._momentum, self._epsilon = momentum, epsilon
         self._data_format = data_format or self.layout
-        self._use_global_stats = use_global_stats
+        self._use_global_stats, self._num_features, self._name = use_global_stats, num_features, name
         self.weight = self.create_parameter([num_features], weight_attr, default_initializer=Constant(1.0))
         self.bias = self.create_parameter([num_features], bias_attr, is_bias=True)
         # Parameters that are not trained, as in Paddle: they have names there.
-        self._mean = self._seen(num_features, 0.0)
-        self._variance = self._seen(num_features, 1.0)
+        self._mean = self._seen(num_features, 0.0, name and f"{name}_mean")
+        self._variance = self._seen(num_features, 1.0, name and f"{name}_variance")
 
-    def _seen(self, num_features: int, first: float) -> Parameter:
-        made = self.create_parameter([num_features], default_initializer=Constant(first), requires_grad=False)
+    def _seen(self, num_features: int, first: float, name: str | None) -> Parameter:
+        made = self.create_parameter([num_features], name, default_initializer=Constant(first), requires_grad=False)
         assert made is not None
         return made
 
@@ -125,6 +129,12 @@ class _BatchNorm(Layer):
             data_format=self._data_format,
             use_global_stats=self._use_global_stats,
         )
+
+    def extra_repr(self) -> str:
+        """For printing."""
+        sizes = f"num_features={self._num_features}, momentum={self._momentum}, epsilon={self._epsilon}"
+        layout = "" if self._data_format == "NCHW" else f", data_format={self._data_format}"
+        return sizes + layout + (f", name={self._name}" if self._name else "")
 
 
 class BatchNorm1D(_BatchNorm):
@@ -177,6 +187,10 @@ class BatchNorm(_BatchNorm):
         finally:
             self.training = before
         return made if self._act is None else getattr(functional, self._act)(made)
+
+    def extra_repr(self) -> str:
+        """Nothing, as in Paddle."""
+        return ""
 
 
 class SyncBatchNorm(_BatchNorm):
@@ -252,6 +266,7 @@ class GroupNorm(Layer):
         if more:
             weight_attr, bias_attr = (*more, None)[:2]
         self._num_groups, self._epsilon, self._data_format = num_groups, epsilon, data_format
+        self._num_channels = num_channels
         self.weight = self.create_parameter(
             [num_channels], weight_attr if affine else False, dtype, default_initializer=Constant(1.0), device=device
         )
@@ -264,6 +279,10 @@ class GroupNorm(Layer):
         return functional.group_norm(
             input, self._num_groups, self._epsilon, self.weight, self.bias, data_format=self._data_format
         )
+
+    def extra_repr(self) -> str:
+        """For printing."""
+        return f"num_groups={self._num_groups}, num_channels={self._num_channels}, epsilon={self._epsilon}"
 
 
 class _InstanceNorm(Layer):
@@ -280,7 +299,7 @@ class _InstanceNorm(Layer):
         name: str | None = None,
     ) -> None:
         super().__init__()
-        self._epsilon = epsilon
+        self._epsilon, self._num_features = epsilon, num_features
         # Both or none, as the kernel takes them.
         affine = weight_attr is not False and bias_attr is not False
         self.scale = self.create_parameter(
@@ -291,6 +310,10 @@ class _InstanceNorm(Layer):
     def forward(self, input: Tensor) -> Tensor:
         """Each channel of each sample normalised by itself."""
         return torch.nn.functional.instance_norm(input, weight=self.scale, bias=self.bias, eps=self._epsilon)
+
+    def extra_repr(self) -> str:
+        """For printing."""
+        return f"num_features={self._num_features}, epsilon={self._epsilon}"
 
 
 class InstanceNorm1D(_InstanceNorm):

@@ -138,7 +138,8 @@ class RNNBase(LayerList):
         # The kernel takes no empty sequence: one step of it, which is then dropped.
         packed = pack_padded_sequence(x_TNC, lengths.clamp(1, steps).cpu().long(), enforce_sorted=False)
         order, back = packed.sorted_indices, packed.unsorted_indices
-        assert order is not None and back is not None
+        assert order is not None
+        assert back is not None
         start = [state.index_select(1, order) for state in states]
         start = start if self.mode == "LSTM" else start[0]
         data, *last = kernel(packed.data, packed.batch_sizes, start, *options)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from oarlock.paddle.dtypes import dtype_name
 from oarlock.paddle.nn import functional
 from oarlock.paddle.nn.initializer import Assign, Constant, Normal
 from oarlock.paddle.nn.layer.layers import Layer
@@ -25,7 +26,7 @@ class Linear(Layer):
         name: str | None = None,
     ) -> None:
         super().__init__("linear")
-        self.in_features, self.out_features = in_features, out_features
+        self.in_features, self.out_features, self.name = in_features, out_features, name
         self.weight = self.create_parameter([in_features, out_features], weight_attr)
         self.bias = self.create_parameter([out_features], bias_attr, is_bias=True)
 
@@ -37,7 +38,8 @@ class Linear(Layer):
 
     def extra_repr(self) -> str:
         """For printing."""
-        return f"in_features={self.in_features}, out_features={self.out_features}"
+        sizes = f"in_features={self.in_features}, out_features={self.out_features}"
+        return f"{sizes}, dtype={dtype_name(self._dtype)}" + (f", name={self.name}" if self.name else "")
 
 
 class Embedding(Layer):
@@ -64,6 +66,7 @@ class Embedding(Layer):
         if padding_idx is not None and not -num_embeddings <= padding_idx < num_embeddings:
             raise ValueError(f"padding_idx must be within [-{num_embeddings}, {num_embeddings}), got {padding_idx}")
         self.padding_idx = None if padding_idx is None else padding_idx % num_embeddings
+        self._num_embeddings, self._embedding_dim, self._padding = num_embeddings, embedding_dim, padding_idx
         self.max_norm, self.norm_type, self.scale, self.sparse = max_norm, norm_type, scale_grad_by_freq, sparse
         self.weight = self.create_parameter(
             [num_embeddings, embedding_dim],
@@ -85,6 +88,12 @@ class Embedding(Layer):
             x, self.weight, self.padding_idx, self.max_norm, self.norm_type, self.sparse, self.scale
         )
 
+    def extra_repr(self) -> str:
+        """For printing."""
+        padding = "" if self._padding is None else f", padding_idx={self._padding}"
+        options = f"sparse={self.sparse}, scale_grad_by_freq={self.scale}"
+        return f"{self._num_embeddings}, {self._embedding_dim}{padding}, {options}"
+
 
 class Bilinear(Layer):
     """out_i = x1 W_i x2^T + b_i."""
@@ -99,6 +108,7 @@ class Bilinear(Layer):
         name: str | None = None,
     ) -> None:
         super().__init__()
+        self._sizes, self._name = (in1_features, in2_features, out_features), name
         self.weight = self.create_parameter([out_features, in1_features, in2_features], weight_attr)
         self.bias = self.create_parameter([1, out_features], bias_attr, is_bias=True)
 
@@ -106,6 +116,11 @@ class Bilinear(Layer):
         """[N, in1], [N, in2] -> [N, out]."""
         assert self.weight is not None
         return functional.bilinear(x1, x2, self.weight, self.bias)
+
+    def extra_repr(self) -> str:
+        """For printing."""
+        sizes = "in1_features={}, in2_features={}, out_features={}".format(*self._sizes)
+        return f"{sizes}, dtype={dtype_name(self._dtype)}" + (f", name={self._name}" if self._name else "")
 
 
 class PReLU(Layer):
@@ -120,7 +135,7 @@ class PReLU(Layer):
         name: str | None = None,
     ) -> None:
         super().__init__()
-        self._num_parameters, self._init, self._data_format = num_parameters, init, data_format
+        self._num_parameters, self._init, self._data_format, self._name = num_parameters, init, data_format, name
         self._weight = self.create_parameter([num_parameters], weight_attr, default_initializer=Constant(init))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -128,9 +143,29 @@ class PReLU(Layer):
         assert self._weight is not None
         return functional.prelu(x, self._weight, data_format=self._data_format)
 
+    def extra_repr(self) -> str:
+        """For printing."""
+        slopes = f"num_parameters={self._num_parameters}, data_format={self._data_format}, init={self._init}"
+        return f"{slopes}, dtype={dtype_name(self._dtype)}" + (f", name={self._name}" if self._name else "")
+
 
 def _tuple(value: Any, count: int) -> list[int]:
     return [int(value)] * count if isinstance(value, int) else [int(v) for v in value]
+
+
+def _convolution_repr(layer: Any, in_channels: int, kernel: list[int], out_channels: int) -> str:
+    """Sizes, and options that are not the default. As in Paddle, a padding of 0 alone is the default."""
+    count = len(kernel)
+    parts = [f"{in_channels}, {out_channels}", f"kernel_size={kernel}"]
+    stride, dilation = _tuple(layer.stride, count), _tuple(layer.dilation, count)
+    parts += [f"stride={stride}"] if stride != [1] * count else []
+    parts += [f"padding={layer.padding}"] if layer.padding != 0 else []
+    mode, extra = getattr(layer, "padding_mode", "zeros"), getattr(layer, "output_padding", 0)
+    parts += [f"padding_mode={mode}"] if mode != "zeros" else []
+    parts += [f"output_padding={extra}"] if extra != 0 else []
+    parts += [f"dilation={dilation}"] if dilation != [1] * count else []
+    parts += [f"groups={layer.groups}"] if layer.groups != 1 else []
+    return ", ".join([*parts, f"data_format={layer.data_format}"])
 
 
 class _Conv(Layer):
@@ -190,6 +225,12 @@ class _Conv(Layer):
             x, self.weight, self.bias, self.stride, padding, self.dilation, self.groups, data_format=self.data_format
         )
 
+    def extra_repr(self) -> str:
+        """For printing."""
+        assert self.weight is not None
+        out_channels, each, *kernel = self.weight.shape
+        return _convolution_repr(self, each * self.groups, list(kernel), out_channels)
+
 
 class Conv1D(_Conv):
     """Convolution of [N, C, L]."""
@@ -247,6 +288,12 @@ class _ConvTranspose(Layer):
             output_size=output_size,
             data_format=self.data_format,
         )
+
+    def extra_repr(self) -> str:
+        """For printing."""
+        assert self.weight is not None
+        in_channels, each, *kernel = self.weight.shape
+        return _convolution_repr(self, in_channels, list(kernel), each * self.groups)
 
 
 class Conv1DTranspose(_ConvTranspose):
