@@ -87,13 +87,13 @@ class PeerModel : public Model {
   protected:
     using FreeSet = std::set<Piece*, BySize>;
 
-    virtual void release(Piece* piece) = 0;  // joins it with its neighbours and enters it
+    virtual void release(Piece* piece);  // joins it with its free neighbours and enters it
     void finish_pending(bool all);
     Piece* make(uint64_t addr, uint64_t size, uint32_t pool);
     // Cuts a piece that is in no set; the right part has the same state.
     Piece* split(Piece* piece, uint64_t size);
     // Takes the right neighbour, which is in no set, into the left one.
-    void absorb(Piece* left, Piece* right);
+    virtual void absorb(Piece* left, Piece* right);
     FreeSet& free_of(uint32_t pool) { return free_[pool]; }
 
     std::map<uint32_t, FreeSet> free_;

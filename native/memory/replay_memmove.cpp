@@ -114,26 +114,11 @@ class MemmoveModel final : public PeerModel {
         tails_[0] = last;
     }
 
-    void release(Piece* piece) override {
-        piece->free = true;
-        FreeSet& free = free_of(piece->pool);
-        if (piece->prev != nullptr && piece->prev->free) {
-            Piece* left = piece->prev;
-            free.erase(left);
-            join(left, piece);
-            piece = left;
-        }
-        if (piece->next != nullptr && piece->next->free) {
-            free.erase(piece->next);
-            join(piece, piece->next);
-        }
-        free.insert(piece);
-    }
-    void join(Piece* left, Piece* right) {
+    void absorb(Piece* left, Piece* right) override {
         if (tails_[left->pool] == right) {
             tails_[left->pool] = left;
         }
-        absorb(left, right);
+        PeerModel::absorb(left, right);
     }
 
     const uint64_t page_;
