@@ -52,7 +52,7 @@ def test_pieces_are_the_most_of_their_events(steps: Steps) -> None:
     measured = steps.profile
     simulator = Simulator(measured)
     choices: tuple[Choice, ...] = ("keep",) * len(measured.groups)
-    needs, ends = simulator.needs([])
+    needs, ends = simulator.needs(choices, [])
     found = simulator.curve(choices, (), [], ends)
     live = measured.static_bytes + np.cumsum(measured.deltas)
     for group, need in zip(measured.groups, needs, strict=True):

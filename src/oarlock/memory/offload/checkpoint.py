@@ -82,8 +82,13 @@ def run(
         return function(*args, **kwargs)
     leaves, spec = tree_flatten((args, kwargs))
     region = _Region(function, leaves, spec, hold, needed, recomputing, preserve_rng_state)
-    with saved_tensors_hooks(region.pack, lambda handle: handle.get()):
-        return function(*args, **kwargs)
+    packing = [region]  # autograd keeps the hook with each saved tensor; only what is computed again needs the inputs
+    del region
+    with saved_tensors_hooks(lambda tensor: packing[0].pack(tensor), lambda handle: handle.get()):
+        try:
+            return function(*args, **kwargs)
+        finally:
+            packing.clear()
 
 
 class _Region:

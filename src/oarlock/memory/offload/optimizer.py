@@ -143,7 +143,7 @@ class OptimizerTier:
 
 
 def _own_part(tensor: Any) -> Tensor:
-    """Of a distributed tensor the part on this rank: the tensor itself, not a copy that a gradient could flow through."""
+    """Of a distributed tensor the part on this rank itself, not a copy that a gradient could flow through."""
     with torch.no_grad():
         return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 

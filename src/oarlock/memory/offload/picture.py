@@ -30,7 +30,7 @@ def plan_record(plan: Plan, state_bytes: int = 0) -> dict[str, Any]:
 
     profile, outcome = plan.profile, plan.outcome
     simulator = Simulator(profile)
-    needs, _ = simulator.needs(simulator.regions_of(plan.choices, plan.regions))
+    needs, _ = simulator.needs(plan.choices, simulator.regions_of(plan.choices, plan.regions))
     times = np.append(outcome.times, outcome.seconds)
     releases = {g: moment for moment, g in outcome.releases}
     fetches = {g: moment for moment, g in outcome.fetches}

@@ -87,7 +87,7 @@ class Plan:
         """As a session follows it."""
         profile = self.profile
         simulator = Simulator(profile)
-        needs, _ = simulator.needs(simulator.regions_of(self.choices, self.regions))
+        needs, _ = simulator.needs(self.choices, simulator.regions_of(self.choices, self.regions))
         groups = profile.groups
         return Schedule(
             choices={group.key: choice for group, choice in zip(groups, self.choices, strict=True)},

@@ -45,12 +45,13 @@ class Outcome:
 
 @dataclasses.dataclass(frozen=True)
 class Again:
-    """A region computed again: as much of it as is wanted."""
+    """A region computed again: as much of it as is wanted; in the piece `end` the backward pass drops the last."""
 
     moment: int
     seconds: float
     peak: int
     inputs: tuple[int, ...]
+    end: int
 
 
 class Simulator:
@@ -114,7 +115,8 @@ class Simulator:
         curve = np.cumsum(np.where(own, deltas, 0))
         seconds = float(profile.clock[stop] - profile.clock[place.begin])
         inputs = tuple(g for g in place.inputs if g is not None)
-        return Again(min(self.need[g] for g in wanted), seconds, int(curve.max(initial=0)), inputs)
+        end = max(self._end[g] for g in wanted)
+        return Again(min(self.need[g] for g in wanted), seconds, int(curve.max(initial=0)), inputs, end)
 
     def regions_of(self, choices: Sequence[Choice], regions: Collection[int]) -> list[Again]:
         """The regions that have something to make again."""
@@ -125,7 +127,7 @@ class Simulator:
                 result.append(self.again(region, wanted))
         return result
 
-    def needs(self, again: Sequence[Again]) -> tuple[list[int], list[int]]:
+    def needs(self, choices: Sequence[Choice], again: Sequence[Again]) -> tuple[list[int], list[int]]:
         """Of each group the moment of its first need, also as the input of a region; and the piece until which it is
         held for it, behind which the measured step has it."""
         needs = list(self.need)
@@ -134,8 +136,13 @@ class Simulator:
             for group in each.inputs:
                 needs[group] = min(needs[group], each.moment)
                 if self.save[group] < 0:
-                    ends[group] = max(ends[group], self.piece(each.moment) + 1)
+                    ends[group] = max(ends[group], self._held_until(choices[group], each))
         return needs, ends
+
+    def _held_until(self, choice: Choice, again: Again) -> int:
+        """The piece up to which the input of a region is on the device: with the tier's copy, only to compute it."""
+        here = self.piece(again.moment) + 1
+        return here if choice == "offload" else max(here, again.end)
 
     def curve(
         self, choices: Sequence[Choice], regions: Collection[int], again: Sequence[Again], ends: Sequence[int]
@@ -153,11 +160,14 @@ class Simulator:
             if first < last:
                 held[first] += num_bytes
                 held[last] -= num_bytes
-        for each in again:  # what a region takes after others have taken it
+        longer: dict[int, int] = {}  # inputs of regions: held behind their own last need
+        for each in again:
             for group in each.inputs:
-                if self.save[group] >= 0 and self.need[group] < each.moment:
-                    held[self._end[group]] += self._sizes[group]
-                    held[max(self._end[group], self.piece(each.moment) + 1)] -= self._sizes[group]
+                if self.save[group] >= 0 and (choices[group] != "offload" or self.need[group] < each.moment):
+                    longer[group] = max(longer.get(group, 0), self._held_until(choices[group], each))
+        for group, last in longer.items():
+            held[self._end[group]] += self._sizes[group]
+            held[max(self._end[group], last)] -= self._sizes[group]
         held = np.cumsum(held)[:-1]
         base = self._base
         if again:
@@ -178,7 +188,7 @@ class Simulator:
         """
         profile, sizes = self.profile, self._sizes
         again = self.regions_of(choices, regions)
-        needs, ends = self.needs(again)
+        needs, ends = self.needs(choices, again)
         memory = self.curve(choices, regions, again, ends)
         limit = np.iinfo(np.int64).max if budget is None else budget
         extra: NDArray[np.float64] = np.zeros(len(self._step))
