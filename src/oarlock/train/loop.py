@@ -8,18 +8,16 @@ number of targets of all ranks and micro-batches, and the gradients are summed.
 """
 
 import gc
-import json
 import math
-import shutil
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 
-from oarlock import _native, checkpoint, debug, models
+from oarlock import _native, checkpoint, debug
 from oarlock.checkpoint import Checkpoint
 from oarlock.memory import span
 from oarlock.memory.offload import Plan
@@ -35,8 +33,11 @@ from oarlock.train.data import Batch, EvaluationLoader, PackedLoader
 from oarlock.train.divergence import NonFiniteLossError, dump_batches, dump_facts
 from oarlock.train.ema import WeightAverage
 from oarlock.train.environment import environment, peak_memory_bytes
+from oarlock.train.export import export_model
+from oarlock.train.garbage import collection_at_chosen_steps
 from oarlock.train.memory import recorded
 from oarlock.train.metrics import MetricsLog
+from oarlock.train.opening import opening_notes
 from oarlock.train.optim import build_optimizers
 from oarlock.train.progress import Progress
 from oarlock.train.report import write_report
@@ -45,7 +46,6 @@ from oarlock.train.schedule import learning_rate_factor
 from oarlock.train.signals import StopRequest
 from oarlock.train.state import TrainingState
 from oarlock.train.tasks import Evaluation, choose_task
-from oarlock.train.units import format_count
 
 _MOST_STEPS = 2**31 - 1
 
@@ -191,7 +191,8 @@ class Trainer:
         self.mesh.sum_gradients(self.model)
         num_asked, flops, loss_sum, *metric_sums = self.mesh.sum_scalars([bool(stop.requested), *sums])
         loss = loss_sum / num_losses
-        norm = self._clip_gradients()
+        limit = self.config.optimizer.clip_norm or math.inf
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit).item()
         if not (math.isfinite(loss) and math.isfinite(norm)):
             what = f"loss {loss}, gradient norm {norm}"
             raise self._diverged(what, loss, norm, batches, num_losses)
@@ -247,10 +248,6 @@ class Trainer:
             self.model.update_balance(0.0)  # the same tokens are counted again
 
         return self.budget.step(measure)
-
-    def _clip_gradients(self) -> float:
-        limit = self.config.optimizer.clip_norm or math.inf
-        return torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit).item()
 
     def _replayed(self, batches: Sequence[Batch], num_losses: float) -> str:
         """Where the first value that is not finite comes from, if errors shall say so: from computing it again."""
@@ -337,19 +334,9 @@ class Trainer:
         self.log.resume(-1 if self.resume_from is None else self.state.step)
 
     def _announce(self, progress: Progress) -> None:
-        packing = self.loader.packing.report
-        density = self.loader.packing.mean_visible / self.config.data.sequence_length
-        within = [
-            f", {self.loader.packing.mean_visible_within(w) / self.config.data.sequence_length:.3f} within {w} keys"
-            for w in self.model.config.windows
-        ]
-        count = self.model.num_parameters()
-        progress.note(f"model     {self.model.config.model_type}, {format_count(count)} parameters, on {self.device}")
-        progress.note(f"data      {format_count(self.data.train.num_targets)} tokens, {packing}")
-        for note in self.task.notes:
-            progress.note(f"          {note}")
-        progress.note(f"mask      density {density:.3f} of S x S" + "".join(within))
-        progress.note(f"machine   matmul peak {self.peak / 1e9:.0f} GFLOP/s, {torch.get_num_threads()} threads")
+        length, notes = self.config.data.sequence_length, self.task.notes
+        for note in opening_notes(self.model, self.data, self.loader, length, notes, self.device, self.peak):
+            progress.note(note)
         if self.resume_from is not None:
             progress.note(f"resumed   at step {self.state.step} of {self.num_steps}")
         if self.rank == 0:
@@ -357,9 +344,9 @@ class Trainer:
             details = {
                 "task": self.config.train.task,
                 "num_steps": self.num_steps,
-                "num_parameters": count,
-                "packing": asdict(packing),
-                "mask_density": density,
+                "num_parameters": self.model.num_parameters(),
+                "packing": asdict(self.loader.packing.report),
+                "mask_density": self.loader.packing.mean_visible / self.config.data.sequence_length,
                 "matmul_peak": self.peak,
             }
             self.log.write("event", self.state.step, event=event, environment=environment(self.device), **details)
@@ -395,22 +382,8 @@ class Trainer:
         return self.average.applied() if self.average is not None and wanted else nullcontext()
 
     def _export(self) -> None:
-        """The finished model as a Hugging Face folder, published by one rename."""
-        target = self.directory.export
-        building = target.with_name(f".{target.name}.tmp")
-        shutil.rmtree(building, ignore_errors=True)
-        try:
-            with self._averaged(self.config.ema.export):
-                models.save(self.model, building)
-            for file in sorted(self.data.tokenizer_path.iterdir()):
-                shutil.copy(file, building / file.name)
-            special = {"bos_token_id": self.data.bos_id, "eos_token_id": self.data.eos_id}
-            (building / "generation_config.json").write_text(json.dumps(special) + "\n", encoding="utf-8")
-            shutil.rmtree(target, ignore_errors=True)
-            building.rename(target)
-        except BaseException:
-            shutil.rmtree(building, ignore_errors=True)
-            raise
+        with self._averaged(self.config.ema.export):
+            export_model(self.model, self.data, self.directory.export)
 
     def _finish(self, finished: bool, stopped_by: str) -> None:
         if self.rank == 0:
@@ -424,21 +397,3 @@ class Trainer:
         if self.rank == 0:
             steps = {"step": self.state.step, "steps": self.num_steps, "budget": self.config.train.flops}
             self.directory.write_status(**steps, finished=finished, stopped_by=stopped_by)
-
-
-@contextmanager
-def collection_at_chosen_steps(active: bool) -> Iterator[None]:
-    """Stop Python's own garbage collection for a while, so that all ranks pause together where the loop collects."""
-    if not active:
-        yield
-        return
-    was_enabled = gc.isenabled()
-    gc.collect()
-    gc.freeze()  # what is here now lives as long as the run: no later collection looks at it
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
-        if was_enabled:
-            gc.enable()
