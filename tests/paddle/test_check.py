@@ -74,3 +74,16 @@ def test_folders_are_searched_and_missing_paths_named(program: Path) -> None:
 
 def test_a_finding_is_a_line_an_editor_can_follow(program: Path) -> None:
     assert str(Finding(program, 3, 1, "paddle.sum", "runs", "")) == f"{program}:3:1: runs: paddle.sum"
+
+
+def test_a_file_is_read_in_the_encoding_that_it_names(tmp_path: Path) -> None:
+    path = tmp_path / "latin.py"
+    text = "import paddle\nname = 'é'; paddle.abs(name)\n"
+    path.write_bytes(b"# -*- coding: latin-1 -*-\n" + text.encode("latin-1"))
+    assert [(found.line, found.name, found.state) for found in check(path)] == [
+        (2, "paddle", "runs"),
+        (3, "paddle.abs", "runs"),
+    ]
+    path.write_bytes(text.encode("latin-1"))
+    with pytest.raises(SyntaxError, match="utf-8"):
+        check(path)

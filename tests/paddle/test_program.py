@@ -74,6 +74,19 @@ def test_real_paddle_is_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
         pass
 
 
+def test_a_failure_to_begin_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(copy_arrays: bool) -> None:
+        raise RuntimeError("not now")
+
+    import oarlock.paddle
+
+    monkeypatch.setattr(oarlock.paddle, "patch_tensor", refuse)
+    before = list(sys.meta_path), list(sys.path), dict(os.environ)
+    with pytest.raises(RuntimeError, match="not now"), as_paddle():
+        pass
+    assert (list(sys.meta_path), list(sys.path), dict(os.environ)) == before
+
+
 def test_missing_program() -> None:
     with pytest.raises(FileNotFoundError, match=r"nowhere\.py"):
         run_program("nowhere.py")

@@ -44,10 +44,11 @@ def check(path: Path) -> list[Finding]:
     """Every use of Paddle in a Python file, in the order of its lines.
 
     Raises:
-        SyntaxError: the file is not Python.
+        SyntaxError: the file is not Python, or not in the encoding that it names (UTF-8 if it names none).
+        ValueError: it holds null bytes.
     """
     reader = _Reader(path)
-    reader.visit(ast.parse(path.read_text(encoding="utf-8"), str(path)))
+    reader.visit(ast.parse(path.read_bytes(), str(path)))
     return sorted(reader.found, key=lambda finding: (finding.line, finding.column))
 
 

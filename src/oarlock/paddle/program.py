@@ -60,13 +60,13 @@ def as_paddle(strict: bool = False) -> Iterator[None]:
     present = sys.modules.get("paddle")
     if present is not None and present is not paddle:
         raise RuntimeError(f"paddle is imported already, from {present.__file__}; start a fresh process")
+    names = paddle.patch_tensor(copy_arrays=True)  # first, as it alone may fail
     finder = _Modules()
     before = {name: os.environ.get(name) for name in ("PYTHONPATH", STRICT)}
     sys.meta_path.insert(0, finder)
     sys.path.append(str(SHIM))  # children of `multiprocessing` get this list instead of PYTHONPATH
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(SHIM), before["PYTHONPATH"]]))
     os.environ[STRICT] = str(int(strict))
-    names = paddle.patch_tensor(copy_arrays=True)
     try:
         with warnings.catch_warnings(), paddle.strict() if strict else contextlib.nullcontext():
             # float(loss) is how one reads a loss in Paddle.
