@@ -207,3 +207,30 @@ def test_a_thousand_iterations_leave_no_tensor(context: str, tmp_path) -> None:
         after = count()
         assert len(t._pending) <= 2048
     assert after <= before + 2
+
+
+def test_a_compiled_module_is_called_as_it_was_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.GELU())
+    monkeypatch.setattr(model[1], "_compiled_call_impl", lambda x: x * 7)
+    x = torch.ones(1, 2)
+    with debug.trace(model, nodes=False) as t:
+        result = model(x)
+    assert torch.equal(result, model[0](x) * 7)
+    assert [record["name"] for record in t.records] == ["0/linear1", "1/mul1"]
+
+
+def test_a_call_of_modules_that_others_replaced_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, called = nn.Module.__call__, []
+
+    def replaced(self: nn.Module, *args: object) -> object:
+        called.append(type(self).__name__)
+        return plain(self, *args)
+
+    monkeypatch.setattr(nn.Module, "__call__", replaced)
+    model = nn.Sequential(nn.Linear(2, 2), nn.GELU())
+    x = torch.ones(1, 2)
+    with debug.trace(model, nodes=False) as t:
+        model(x)
+    assert called == ["Sequential", "Linear", "GELU"]
+    assert [record["name"] for record in t.records] == ["0/linear1", "1/gelu1"]
+    assert nn.Module.__call__ is replaced

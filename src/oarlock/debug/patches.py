@@ -61,8 +61,24 @@ def install(function_call: Callable[..., Any]) -> None:
             finally:
                 modules.pop()
 
+        def direct_call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            try:
+                modules = _local.modules
+            except AttributeError:
+                modules = module_stack()
+            modules.append(self)
+            try:
+                if self._compiled_call_impl is None:
+                    return self._call_impl(*args, **kwargs)
+                return original_call(self, *args, **kwargs)
+            finally:
+                modules.pop()
+
+        # Torch's own `__call__` only chooses between these two; without its level a call of a module costs half as much
+        # to note. One that somebody else has put there is called.
+        is_own = original_call is getattr(nn.Module, "_wrapped_call_impl", None) and hasattr(nn.Module, "_call_impl")
         Function.apply = classmethod(apply)  # type: ignore[assignment, method-assign]
-        nn.Module.__call__ = call
+        nn.Module.__call__ = direct_call if is_own else call
 
 
 def uninstall() -> None:
