@@ -66,6 +66,10 @@ def weight_norm(layer: Any, name: str = "weight", dim: int | None = 0) -> Any:
     Args:
         dim: |v| is that of the slices along this dimension; None, or -1: of all of v.
 
+    Raises:
+        RuntimeError: the weight has one already.
+        ValueError: the weight has no such dimension.
+
     Source: Salimans and Kingma, 2016.
     """
     return _reparametrise(layer, _WeightNorm(layer, name, dim))
@@ -86,6 +90,7 @@ def remove_weight_norm(layer: Any, name: str = "weight") -> Any:
     for part in ("_g", "_v"):
         delattr(layer, name + part)
     layer.__dict__.pop(name, None)
+    layer.__dict__["_made_weights"].discard(name)
     setattr(layer, name, Parameter(weight, name=found.full_name))
     return layer
 
@@ -113,7 +118,14 @@ class _WeightNorm:
     """How a layer's weight is made before each forward."""
 
     def __init__(self, layer: Any, name: str, dim: int | None) -> None:
-        weight = layer._parameters.pop(name)
+        if name in layer.__dict__.get("_weight_norms", {}):
+            raise RuntimeError(f"Cannot register two weight_norm hooks on the same parameter {name}")
+        weight = layer._parameters[name]
+        if dim is not None and not -weight.ndim <= dim < weight.ndim:
+            raise ValueError(
+                f"dim must be in [-{weight.ndim}, {weight.ndim}) for {name} {list(weight.shape)}, got {dim}"
+            )
+        del layer._parameters[name]
         self.name, self.full_name = name, weight.name
         self.dim = None if dim is None or dim == -1 else dim % weight.ndim
         layer.register_parameter(name + "_v", Parameter(weight.detach().clone(), name=weight.name + "_v"))
@@ -168,6 +180,7 @@ def _reparametrise(layer: Layer, kind: Any) -> Layer:
     def make(layer: Any, inputs: Any) -> None:
         layer.__dict__[kind.name] = kind.weight(layer)
 
+    layer.__dict__.setdefault("_made_weights", set()).add(kind.name)
     make(layer, ())
     kind.hook = layer.register_forward_pre_hook(make)
     return layer

@@ -33,8 +33,9 @@ def cross_entropy(
     """`-log softmax(input)[label]` along `axis` (the last one, where torch takes the second).
 
     `label` holds indices, with or without a dimension of size 1 at `axis`, or with `soft_label` probabilities.
-    Unreduced, the loss keeps the shape of the label (soft: with a 1 at `axis`). The mean counts ignored labels if
-    `ignore_index` is negative and there is no weight, as Paddle's does and torch's does not.
+    Probabilities have no gradient, as in Paddle. Unreduced, the loss keeps the shape of the label (soft: with a 1 at
+    `axis`). The mean counts ignored labels if `ignore_index` is negative and there is no weight, as Paddle's does and
+    torch's does not.
     """
     if reduction not in ("mean", "sum", "none"):
         raise ValueError(f"reduction must be 'mean', 'sum' or 'none', not {reduction!r}")
@@ -66,7 +67,7 @@ def cross_entropy(
         valid, soft_label = valid.unsqueeze(axis).to(input.dtype), True
     if soft_label:
         label = label * (1 - label_smoothing) + label_smoothing / classes if label_smoothing > 0 else label
-        loss = -(label * log_p).sum(axis, keepdim=True)
+        loss = -(label.detach() * log_p).sum(axis, keepdim=True)
         scale = None if weight is None else (label.movedim(axis, -1) @ weight).unsqueeze(axis)
         loss = loss if scale is None else loss * scale
         counted, keep = scale, True

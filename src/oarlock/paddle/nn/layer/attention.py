@@ -67,6 +67,10 @@ class MultiHeadAttention(Layer):
         """[B, S, E] -> [B, H, S, D]."""
         return x.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
 
+    def compute_kv(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys [B, K, kdim] and values [B, K, vdim] behind their linear layers, by heads: [B, H, K, D] each."""
+        return self._heads(self.k_proj(key)), self._heads(self.v_proj(value))
+
     def gen_cache(self, key: Tensor, value: Tensor | None = None, type: Any = Cache) -> Any:
         """A cache for `forward`.
 
@@ -75,8 +79,7 @@ class MultiHeadAttention(Layer):
                 one: anything with the batch first, for an empty cache.
         """
         if type is StaticCache:
-            of_values = key if value is None else value
-            return StaticCache(self._heads(self.k_proj(key)), self._heads(self.v_proj(of_values)))
+            return StaticCache(*self.compute_kv(key, key if value is None else value))
         if value is not None:
             return Cache(key, value)
         empty = key.new_empty(key.shape[0], self.num_heads, 0, self.head_dim, dtype=self._weight_dtype())
@@ -106,7 +109,7 @@ class MultiHeadAttention(Layer):
         if isinstance(cache, StaticCache):
             k, v = cache
         else:
-            k, v = self._heads(self.k_proj(key)), self._heads(self.v_proj(value))
+            k, v = self.compute_kv(key, value)
             if isinstance(cache, Cache):
                 k, v = torch.cat([cache.k, k], 2), torch.cat([cache.v, v], 2)
                 cache = Cache(k, v)

@@ -50,7 +50,7 @@ CosineSimilarity cosine_similarity 2 axis=1 eps=1e-08
 PairwiseDistance pairwise_distance 2 p=2.0 epsilon=1e-06 keepdim=False
 Unfold unfold 1 kernel_sizes dilations=1 paddings=0 strides=1
 Fold fold 1 output_sizes kernel_sizes dilations=1 paddings=0 strides=1
-Upsample upsample 1 size=None scale_factor=None mode="nearest" align_corners=False align_mode=0 data_format=None
+Upsample interpolate 1 size=None scale_factor=None mode="nearest" align_corners=False align_mode=0 data_format=None recompute_scale_factor=None
 AvgPool1D avg_pool1d 1 kernel_size stride=None padding=0 exclusive=True ceil_mode=False
 AvgPool2D avg_pool2d 1 kernel_size stride=None padding=0 ceil_mode=False exclusive=True divisor_override=None data_format="NCHW"
 AvgPool3D avg_pool3d 1 kernel_size stride=None padding=0 ceil_mode=False exclusive=True divisor_override=None data_format="NCDHW"
@@ -239,6 +239,10 @@ class Unflatten(Layer):
 class Softmax2D(Layer):
     """Softmax over the channels of [N, C, H, W] or [C, H, W]."""
 
+    def __init__(self, name: str | None = None) -> None:
+        super().__init__()
+        self._name = name
+
     def forward(self, x: Any) -> Any:
         """Softmax over the third dimension from the end.
 
@@ -248,6 +252,10 @@ class Softmax2D(Layer):
         if x.ndim not in (3, 4):
             raise ValueError(f"Softmax2D takes 3 or 4 dimensions, got {list(x.shape)}")
         return functional.softmax(x, axis=-3)
+
+    def extra_repr(self) -> str:
+        """For printing."""
+        return f"name={self._name}" if self._name else ""
 
 
 class _Pad(Layer):

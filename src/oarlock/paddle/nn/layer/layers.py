@@ -37,6 +37,11 @@ class Layer(nn.Module):
         """The name that is unique in the process, such as `linear_0`."""
         return self._full_name
 
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies: a weight that is made of parameters before each forward is copied by its value."""
+        state = dict(self.__dict__)
+        return state | {name: state[name].detach() for name in state.get("_made_weights", ()) if name in state}
+
     def __repr__(self) -> str:
         """The class with `extra_repr`, and the layers below with their names, each on lines of its own."""
         extra = self.extra_repr().split("\n")
