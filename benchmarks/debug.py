@@ -47,7 +47,7 @@ def main() -> None:
     figures = []
     for where, table in ratios.items():
         suffix = "" if where == "small" else "_model"
-        for name in ("names", "stacks", "hooks", "digests", "errors"):
+        for name in ("names", "stacks", "hooks", "digests", "sha1", "errors"):
             figures.append({"figure": name + suffix, "value": table[name], "detail": f"x plain, {where}"})
     table = ratios["small"]
     # The same information: the calls and nodes with stacks; digests of all tensors and ids.
@@ -89,8 +89,8 @@ def measure(model: nn.Module, loss: Callable[[], Tensor], rounds: int, *, peers:
         "names": lambda: debug.trace(model, nodes=False),
         "stacks": lambda: debug.trace(model, nodes=False, stacks=True),
         "hooks": lambda: debug.trace(model, stacks=True),
-        # digest64 is the fast one on tensors of a real model, sha1 on tensors of a few kilobytes.
-        "digests": lambda: debug.trace(model, stacks=True, digests="sha1" if peers else "digest64"),
+        "digests": lambda: debug.trace(model, stacks=True, digests="digest64"),
+        "sha1": lambda: debug.trace(model, stacks=True, digests="sha1"),
         "errors": lambda: debug.errors(model),
     }
     if peers:
