@@ -1,6 +1,8 @@
 """`oarlock paddle`: Paddle programs on torch, what a program needs of Paddle's API, and what there is of it."""
 
 import argparse
+import sys
+import traceback
 from pathlib import Path
 
 
@@ -51,10 +53,21 @@ def run_stubs(parsed: argparse.Namespace) -> int:
 
 
 def run_script(parsed: argparse.Namespace) -> int:
-    """Run the program."""
+    """Run the program; an exception that ends it is shown from the program's own frames on."""
     from oarlock.paddle.program import run_program
 
-    run_program(parsed.script, parsed.arguments, strict=parsed.strict)
+    try:
+        run_program(parsed.script, parsed.arguments, strict=parsed.strict)
+    except Exception as error:
+        frames = error.__traceback__
+        while frames is not None and frames.tb_frame.f_code.co_filename != parsed.script:
+            frames = frames.tb_next
+        if frames is None:  # the program did not begin
+            raise
+        traceback.print_exception(type(error), error, frames)
+        strictly = "" if parsed.strict else ", --strict runs it with Paddle's own conventions"
+        print(f"oarlock paddle: `oarlock paddle check {parsed.script}` lists what differs{strictly}", file=sys.stderr)
+        return 1
     return 0
 
 
