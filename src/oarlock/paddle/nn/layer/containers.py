@@ -111,7 +111,13 @@ class LayerList(Layer):
         return self
 
     def insert(self, index: int, sublayer: nn.Module) -> None:
-        """Put a layer before another."""
+        """Put a layer before another.
+
+        Raises:
+            IndexError: there is none of that number, nor the end.
+        """
+        if not -len(self) <= index <= len(self):
+            raise IndexError(f"index {index} is out of range for {len(self)} layers")
         layers = list(self._modules.values())
         layers.insert(index, sublayer)
         self._renumber(layers)

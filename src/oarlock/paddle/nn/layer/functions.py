@@ -148,6 +148,9 @@ def _made(name: str, function: Callable[..., Any], count: int, words: list[str],
         bound = signature.bind(self, *args, **kwargs)
         bound.apply_defaults()
         given = {key: value for key, value in bound.arguments.items() if key not in ("self", "name")}
+        reductions = ("mean", "sum", "none", *(["batchmean"] if name == "KLDivLoss" else []))
+        if given.get("reduction", "mean") not in reductions:
+            raise ValueError(f"{name}: reduction = {given['reduction']!r} must be one of {', '.join(reductions)}")
         self.__dict__["_name"] = bound.arguments["name"]
         # `inplace` is a promise about memory, which the values do not depend on.
         self.__dict__["_given"] = {key: value for key, value in given.items() if key in taken or key != "inplace"}

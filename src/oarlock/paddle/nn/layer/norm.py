@@ -84,8 +84,16 @@ class RMSNorm(Layer):
         return torch.nn.functional.rms_norm(input, self._normalized_shape, self.weight, self._epsilon)
 
 
+def _check_dims(layer: Layer, x: Tensor, allowed: tuple[int, ...]) -> None:
+    """Raise ValueError where the input has another number of dimensions; () allows any."""
+    if allowed and x.ndim not in allowed:
+        wanted = " or ".join(map(str, allowed))
+        raise ValueError(f"{type(layer).__name__} takes {wanted} dimensions, got {list(x.shape)}")
+
+
 class _BatchNorm(Layer):
     layout = "NCHW"
+    allowed: tuple[int, ...] = ()  # numbers of dimensions
     _mean: Parameter
     _variance: Parameter
 
@@ -116,7 +124,12 @@ class _BatchNorm(Layer):
         return made
 
     def forward(self, input: Tensor) -> Tensor:
-        """Normalised by the batch while training, else by what was seen."""
+        """Normalised by the batch while training, else by what was seen.
+
+        Raises:
+            ValueError: another number of dimensions.
+        """
+        _check_dims(self, input, self.allowed)
         return functional.batch_norm(
             input,
             self._mean,
@@ -140,17 +153,19 @@ class _BatchNorm(Layer):
 class BatchNorm1D(_BatchNorm):
     """Of [N, C] or [N, C, L]."""
 
-    layout = "NCL"
+    layout, allowed = "NCL", (2, 3)
 
 
 class BatchNorm2D(_BatchNorm):
     """Of [N, C, H, W]."""
 
+    allowed = (4,)
+
 
 class BatchNorm3D(_BatchNorm):
     """Of [N, C, D, H, W]."""
 
-    layout = "NCDHW"
+    layout, allowed = "NCDHW", (5,)
 
 
 class BatchNorm(_BatchNorm):
@@ -265,6 +280,8 @@ class GroupNorm(Layer):
         super().__init__()
         if more:
             weight_attr, bias_attr = (*more, None)[:2]
+        if data_format not in ("NCL", "NCHW", "NCDHW", "NLC", "NHWC", "NDHWC"):
+            raise ValueError(f"data_format = {data_format!r}: NCL, NCHW, NCDHW, NLC, NHWC or NDHWC")
         self._num_groups, self._epsilon, self._data_format = num_groups, epsilon, data_format
         self._num_channels = num_channels
         self.weight = self.create_parameter(
@@ -287,6 +304,7 @@ class GroupNorm(Layer):
 
 class _InstanceNorm(Layer):
     layout = "NCHW"
+    allowed: tuple[int, ...] = (4,)
 
     def __init__(
         self,
@@ -308,7 +326,12 @@ class _InstanceNorm(Layer):
         self.bias = self.create_parameter([num_features], bias_attr if affine else False, is_bias=True)
 
     def forward(self, input: Tensor) -> Tensor:
-        """Each channel of each sample normalised by itself."""
+        """Each channel of each sample normalised by itself.
+
+        Raises:
+            ValueError: another number of dimensions.
+        """
+        _check_dims(self, input, self.allowed)
         return torch.nn.functional.instance_norm(input, weight=self.scale, bias=self.bias, eps=self._epsilon)
 
     def extra_repr(self) -> str:
@@ -319,7 +342,7 @@ class _InstanceNorm(Layer):
 class InstanceNorm1D(_InstanceNorm):
     """Of [N, C, L]."""
 
-    layout = "NCL"
+    layout, allowed = "NCL", (2, 3)
 
 
 class InstanceNorm2D(_InstanceNorm):
@@ -329,7 +352,7 @@ class InstanceNorm2D(_InstanceNorm):
 class InstanceNorm3D(_InstanceNorm):
     """Of [N, C, D, H, W]."""
 
-    layout = "NCDHW"
+    layout, allowed = "NCDHW", (5,)
 
 
 class SpectralNorm(Layer):

@@ -153,6 +153,18 @@ def _tuple(value: Any, count: int) -> list[int]:
     return [int(value)] * count if isinstance(value, int) else [int(v) for v in value]
 
 
+def _layout(given: str | None, first: str) -> str:
+    """The layout that is given, by default that with the channels first.
+
+    Raises:
+        ValueError: neither that nor the one with the channels last.
+    """
+    last = f"N{first[2:]}C"
+    if given not in (None, first, last):
+        raise ValueError(f"data_format = {given!r}: {first} or {last}")
+    return given or first
+
+
 def _convolution_repr(layer: Any, in_channels: int, kernel: list[int], out_channels: int) -> str:
     """Sizes, and options that are not the default. As in Paddle, a padding of 0 alone is the default."""
     count = len(kernel)
@@ -201,7 +213,7 @@ class _Conv(Layer):
         if padding_mode not in ("zeros", "reflect", "replicate", "circular"):
             raise ValueError(f"padding_mode = {padding_mode!r}: zeros, reflect, replicate or circular")
         self.stride, self.padding, self.dilation, self.groups = stride, padding, dilation, groups
-        self.padding_mode, self.data_format = padding_mode, data_format or self.layout
+        self.padding_mode, self.data_format = padding_mode, _layout(data_format, self.layout)
         kernel = _tuple(kernel_size, self.num_dims)
         std = math.sqrt(2.0 / (math.prod(kernel) * in_channels))
         self.weight = self.create_parameter(
@@ -268,7 +280,7 @@ class _ConvTranspose(Layer):
     ) -> None:
         super().__init__()
         self.stride, self.padding, self.output_padding = stride, padding, output_padding
-        self.dilation, self.groups, self.data_format = dilation, groups, data_format or self.layout
+        self.dilation, self.groups, self.data_format = dilation, groups, _layout(data_format, self.layout)
         kernel = _tuple(kernel_size, self.num_dims)
         self.weight = self.create_parameter([in_channels, out_channels // groups, *kernel], weight_attr)
         self.bias = self.create_parameter([out_channels], bias_attr, is_bias=True)
