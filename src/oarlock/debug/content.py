@@ -43,20 +43,16 @@ class Reader:
 
     def __call__(self, tensor: Tensor) -> dict[str, Any]:
         """Content of a tensor; of a DTensor, of the part that is here."""
-        if type(tensor) in _PLAIN and tensor.layout is _STRIDED and tensor.is_cpu:
+        if type(tensor) in _PLAIN and tensor.layout is _STRIDED and tensor.is_cpu and not _is_wrapped(tensor):
             dtype = tensor.dtype
-            if dtype in self._short_dtypes and tensor.nbytes <= self._short_bytes and not tensor.is_neg():
+            if (
+                dtype in self._short_dtypes
+                and tensor.nbytes <= self._short_bytes
+                and not (tensor.is_neg() or tensor.is_nested)
+            ):
                 return self._short(tensor, dtype)
-        local = tensor.detach()
-        to_local = getattr(local, "to_local", None)
-        if to_local is not None:
-            local = to_local()
-        if (
-            isinstance(local, FakeTensor)
-            or local.layout != torch.strided
-            or local.is_quantized
-            or local.device.type == "meta"
-        ):
+        local = readable(tensor)
+        if local is None:
             return {}
         content: dict[str, Any] = {"digest": self._digest(local)}
         if local.dtype.is_floating_point and local.numel():
@@ -85,7 +81,7 @@ class Reader:
     def _digest(self, tensor: Tensor) -> str:
         if self._decimals is not None and tensor.dtype.is_floating_point:
             # Adding 0 turns -0.0, which small negative numbers round to, into 0.0.
-            tensor = torch.round(tensor.float(), decimals=self._decimals).to(tensor.dtype) + 0.0
+            tensor = (torch.round(tensor.float(), decimals=self._decimals) + 0.0).to(tensor.dtype)
         if self._algorithm == "digest64":
             return f"{digest64(tensor):016x}"
         return (sha1 if self._algorithm == "sha1" else md5)(tensor)
@@ -106,6 +102,31 @@ class Reader:
         return numbers
 
 
+def readable(tensor: Tensor) -> Tensor | None:
+    """The values of a tensor that are here, in one plain dense tensor (of a DTensor, its part); None if there is none.
+
+    None: sparse, quantized and nested tensors, those without memory (meta, fake), those that stand for others (within
+    `vmap` or `torch.func.grad`), and subclasses with operators of their own.
+    """
+    if _is_wrapped(tensor):
+        return None
+    local = tensor.detach()
+    to_local = getattr(local, "to_local", None)
+    if to_local is not None:
+        local = to_local()
+    if isinstance(local, FakeTensor) or type(local).__torch_dispatch__ is not Tensor.__torch_dispatch__:
+        return None
+    if local.layout != torch.strided or local.is_quantized or local.is_nested or local.device.type == "meta":
+        return None
+    return local
+
+
+def version_of(tensor: Tensor) -> int:
+    """How often a tensor was written; 0 for those of `torch.inference_mode`, which do not count."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+_is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 _HASHES = {"sha1": hashlib.sha1, "md5": hashlib.md5}
 _absolute, _largest = np.abs, np.maximum.reduce
 _FLOATS = {torch.float32, torch.float64, torch.bfloat16, torch.float16}

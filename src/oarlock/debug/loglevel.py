@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from oarlock.debug.calls import Call, Mark
 from oarlock.debug.errors import own_frames
-from oarlock.debug.names import described
+from oarlock.debug.names import described, shape_of
 from oarlock.debug.recorder import Recorder
 from oarlock.providers import watch_choices
 from oarlock.ranks import Ranks
@@ -137,7 +137,7 @@ class _Log(Recorder):
         line = f"backward of {call.api} in {call.module or 'the program'} ({mark.node})"
         if self._level >= 2:
             ends = (
-                [described(g.dtype, g.shape).replace("_", " ") for g in gradients if g is not None]
+                [described(g.dtype, shape_of(g)).replace("_", " ") for g in gradients if g is not None]
                 for gradients in (came, to)
             )
             line += ": " + " -> ".join(", ".join(words) or "nothing" for words in ends)

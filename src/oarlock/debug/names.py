@@ -127,6 +127,11 @@ def new_value(fields: tuple[Any, ...]) -> Value:
     return tuple.__new__(Value, fields)
 
 
+def shape_of(tensor: Tensor) -> torch.Size:
+    """Shape of a tensor; () of a strided nested one, whose rows have different ones."""
+    return torch.Size() if tensor.is_nested and tensor.layout == torch.strided else tensor.shape
+
+
 def call_name(module: str, api: str, number: int) -> str:
     """Of the `number`-th call of `api`."""
     return f"{module}/{api}{number}" if module else f"{api}{number}"

@@ -11,12 +11,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from oarlock.debug.calls import Call, Mark, gradient_name
+from oarlock.debug.content import readable
 from oarlock.debug.errors import frame_lines
-from oarlock.debug.names import OVERWRITING, UNINITIALISED, described
+from oarlock.debug.names import OVERWRITING, UNINITIALISED, described, shape_of
 from oarlock.debug.recorder import Recorder
 
 _FILLS = {"full", "full_like", "new_full", "fill_", "masked_fill", "masked_fill_", "where", "tensor", "setitem"}
@@ -145,10 +145,11 @@ def _any(tensors: Iterable[Held], kind: str) -> bool:
 
 
 def _held(name: str, tensor: Tensor) -> Held:
-    values = tensor.detach()
-    values = values.to_local() if hasattr(values, "to_local") else values  # type: ignore[operator]
-    words = described(tensor.dtype, tensor.shape).replace("_", " ")
-    dense = values.layout == torch.strided and values.device.type != "meta"
-    if not dense or not (values.dtype.is_floating_point or values.dtype.is_complex) or bool(values.isfinite().all()):
+    values, words = readable(tensor), described(tensor.dtype, shape_of(tensor)).replace("_", " ")
+    if values is None or not (values.dtype.is_floating_point or values.dtype.is_complex):
+        return Held(name, words, 0, 0)
+    if values.dtype.itemsize == 1:
+        values = values.float()  # torch computes nothing with 8 bits
+    if bool(values.isfinite().all()):
         return Held(name, words, 0, 0)
     return Held(name, words, int(values.isnan().sum()), int(values.isinf().sum()))

@@ -1,16 +1,20 @@
 """What a mode of torch does not see, while a recorder is entered: calls of modules and of custom Functions.
 
-Both patches are in place from the first entered recorder to the last that is left, on any thread, also by an exception.
+What `torch.compile` has made runs eagerly meanwhile: the compiler would trace the recorder, and nobody see the calls of
+the program. All of it is in place from the first entered recorder to the last that is left, on any thread, also by an
+exception.
 """
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
 from functools import partial
 from types import FunctionType
 from typing import Any
 
+import torch
 from torch import nn
 from torch.autograd import Function
 from torch.overrides import _get_current_function_mode_stack
@@ -20,6 +24,7 @@ _lock = threading.Lock()
 _num_entered = 0
 _original_apply: Any = None
 _original_call: Any = None
+_stance: Any = None
 _local = threading.local()
 
 
@@ -39,11 +44,13 @@ def entered_modes(kind: type[Any]) -> list[Any]:
 
 def install(function_call: Callable[..., Any]) -> None:
     """Begin to note modules, and to hand calls of Functions to `function_call(cls, apply, args, kwargs)`."""
-    global _num_entered, _original_apply, _original_call
+    global _num_entered, _original_apply, _original_call, _stance
     with _lock:
         _num_entered += 1
         if _num_entered > 1:
             return
+        if "torch._dynamo" in sys.modules:  # importing it takes seconds, and without it nothing was compiled
+            _stance = torch.compiler.set_stance("force_eager")
         original_apply = _original_apply = Function.__dict__["apply"]
         original_call = _original_call = nn.Module.__call__
 
@@ -83,10 +90,13 @@ def install(function_call: Callable[..., Any]) -> None:
 
 def uninstall() -> None:
     """The end of one `install`."""
-    global _num_entered
+    global _num_entered, _stance
     with _lock:
         _num_entered -= 1
         if _num_entered == 0:
+            if _stance is not None:
+                _stance.__exit__(None, None, None)
+                _stance = None
             Function.apply = _original_apply
             nn.Module.__call__ = _original_call
 

@@ -10,6 +10,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -21,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 
 from oarlock.debug import patches
 from oarlock.debug.calls import Call, Mark, arguments_of, as_function, common_path, current_node, gradient_name
-from oarlock.debug.names import Api, Value, api_of, new_value, tensors_in
+from oarlock.debug.names import Api, Value, api_of, new_value, shape_of, tensors_in
 from oarlock.debug.patches import entered_modes, module_stack, undispatched
 from oarlock.stacks import StackTable
 
@@ -71,6 +72,8 @@ class Recorder(TorchFunctionMode):
         self._holds_backward = type(self).around_backward is not Recorder.around_backward
         self._num_entered = 0
         self._running: Tensor | None = None  # whose hooks nodes also call as they begin, in place of `_watch`
+        # Called after a node with the fields of its call and its name in torch, in place of `_watch`.
+        self._ran: Callable[..., None] | None = None
         self._reads = False  # whether a view wants the tensors of calls, if not before plain ones
         # Whether a view wants to know before a call, and its tensors.
         self._watches_calls = type(self).on_begin is not Recorder.on_begin
@@ -136,7 +139,7 @@ class Recorder(TorchFunctionMode):
 
     def name(self, tensor: Tensor, name: str) -> None:
         """Call a tensor `name` in all records from now on, as parameters are."""
-        self._keep(tensor, new_value((name, "", 0, -1, tensor.shape, tensor.dtype, tensor.requires_grad)))
+        self._keep(tensor, new_value((name, "", 0, -1, shape_of(tensor), tensor.dtype, tensor.requires_grad)))
 
     # --------------------------------------------------------------------------------------------------- the mode
 
@@ -190,7 +193,10 @@ class Recorder(TorchFunctionMode):
         counts = self._counts
         number = counts[name] = counts.get(name, 0) + 1
         node: Any = result.grad_fn
-        value = _new(Value, (module, name, number, -1, result.shape, result.dtype, node is not None))
+        try:
+            value = _new(Value, (module, name, number, -1, result.shape, result.dtype, node is not None))
+        except RuntimeError:
+            value = _new(Value, (module, name, number, -1, shape_of(result), result.dtype, node is not None))
         known[id(result)] = (_ref(result), value)
         stack = 0 if self.stacks is None else self.stacks.capture(2)
         step, ident, made_from, outputs = self.step_number, thread.ident, tuple(inputs), (value,)
@@ -202,6 +208,9 @@ class Recorder(TorchFunctionMode):
             elif self._running is not None:
                 metadata[key] = fields
                 node._register_hook_dict(self._running)
+            elif self._ran is not None and not isinstance(node, BackwardCFunction):
+                metadata[key] = fields
+                node.register_hook(partial(self._ran, fields, type(node).__name__))
             elif self.nodes:
                 mark = metadata[key] = _new(Mark, (_new(Call, fields), type(node).__name__, outputs))
                 self._watch(node, mark)
@@ -320,7 +329,7 @@ class Recorder(TorchFunctionMode):
             if before is not None and (not before.api if writes else came):
                 values.append(before)  # returned as it came; or written, but a parameter keeps its name
                 continue
-            fields = (call.module, call.api, call.number, -1 if single else i, result.shape, result.dtype)
+            fields = (call.module, call.api, call.number, -1 if single else i, shape_of(result), result.dtype)
             value = new_value((*fields, result.requires_grad))
             self._keep(result, value)
             values.append(value)
@@ -377,7 +386,7 @@ class Recorder(TorchFunctionMode):
         if node is not None:
             return self._value_from(node, tensor)
         number = self._counts["input"] = self._counts.get("input", 0) + 1
-        value = new_value(("", "input", number, -1, tensor.shape, tensor.dtype, tensor.requires_grad))
+        value = new_value(("", "input", number, -1, shape_of(tensor), tensor.dtype, tensor.requires_grad))
         self._keep(tensor, value)
         return value
 
@@ -393,7 +402,7 @@ class Recorder(TorchFunctionMode):
             return known
         call = self._unseen(node) if mark is None else mark.call
         index = -1 if number == 0 and mark is None else number
-        fields = (call.module, call.api, call.number, index, tensor.shape, tensor.dtype, True)
+        fields = (call.module, call.api, call.number, index, shape_of(tensor), tensor.dtype, True)
         value = new_value(fields)
         self._keep(tensor, value)
         call = call._replace(outputs=(*call.outputs, value))

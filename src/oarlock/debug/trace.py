@@ -27,10 +27,10 @@ from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 
 from oarlock.debug.calls import Call, Mark, current_node, gradient_name
-from oarlock.debug.content import Algorithm, Reader
+from oarlock.debug.content import Algorithm, Reader, version_of
 from oarlock.debug.graph import Graph, graph_of
 from oarlock.debug.leaves import API, Accumulation, Leaves
-from oarlock.debug.names import OVERWRITING, UNINITIALISED, VIEWS, Value
+from oarlock.debug.names import OVERWRITING, UNINITIALISED, VIEWS, Value, shape_of
 from oarlock.debug.recorder import Recorder
 from oarlock.ranks import Ranks
 
@@ -87,6 +87,7 @@ class Trace(Recorder):
         self._reader = reader
         self._reads = self._holds_backward = reader is not None
         self._watches_calls = False
+        self._ran = self._plain_ran if self.nodes and reader is None else None
         self._contents: dict[int, tuple[weakref.ref[Tensor], tuple[int, int], dict[str, Any]]] = {}
         self._unset: dict[int, tuple[weakref.ref[Tensor], int]] = {}
         self._last_gradients: dict[int, tuple[Tensor, int, dict[str, Any]]] = {}
@@ -150,7 +151,7 @@ class Trace(Recorder):
             return
         if call.api in UNINITIALISED:
             for tensor in results:
-                self._unset[id(tensor)] = (weakref.ref(tensor), tensor._version)
+                self._unset[id(tensor)] = (weakref.ref(tensor), version_of(tensor))
         outputs = [{} if self._is_unset(tensor) else self._read(tensor, anew=True) for tensor in results]
         self._add((call, begun, outputs))
 
@@ -163,6 +164,10 @@ class Trace(Recorder):
         assert self._take is not None
         self._take((mark, self.step_number))
 
+    def _plain_ran(self, fields: tuple[Any, ...], node: str, to: Any, came: Any) -> None:
+        assert self._take is not None
+        self._take((fields, node, self.step_number))
+
     def _node_read(self, mark: Mark, to: Any, came: Any) -> None:
         read, last = self._reader, self._last_gradients
         assert read is not None
@@ -171,16 +176,16 @@ class Trace(Recorder):
             for i, gradient in enumerate(came):
                 if gradient is not None:
                     known = last.get(id(gradient))
-                    is_same = known is not None and known[0] is gradient and known[1] == gradient._version
+                    is_same = known is not None and known[0] is gradient and known[1] == version_of(gradient)
                     content = known[2] if known is not None and is_same else read(gradient)
-                    inputs.append((i, gradient.dtype, gradient.shape, content))
+                    inputs.append((i, gradient.dtype, shape_of(gradient), content))
             # What leaves here mostly arrives at the next node as the same tensor.
             self._last_gradients = last = {}
             for edge, gradient in zip(current_node().next_functions, to, strict=False):
                 if gradient is not None:
                     content = read(gradient)
-                    last[id(gradient)] = (gradient, gradient._version, content)
-                    outputs.append((self.value_at(edge), gradient.dtype, gradient.shape, content))
+                    last[id(gradient)] = (gradient, version_of(gradient), content)
+                    outputs.append((self.value_at(edge), gradient.dtype, shape_of(gradient), content))
             self._add((mark, self.step_number, inputs, outputs))
 
     def _accumulated(self, value: Value, leaf: Tensor) -> None:
@@ -189,7 +194,7 @@ class Trace(Recorder):
             if gradient is not None:
                 number = self._counts[API] = self._counts.get(API, 0) + 1
                 content = self._read(gradient, anew=True)
-                self._add(Accumulation(value, number, self.step_number, gradient.dtype, gradient.shape, content))
+                self._add(Accumulation(value, number, self.step_number, gradient.dtype, shape_of(gradient), content))
 
     def around_backward(self) -> AbstractContextManager[object]:
         return self._gradients_forgotten()
@@ -207,7 +212,7 @@ class Trace(Recorder):
         A write through `.data` changes no version: it is seen in the next iteration.
         """
         assert self._reader is not None
-        now = (0 if tensor.is_inference() else tensor._version, self.step_number)
+        now = (version_of(tensor), self.step_number)
         known = self._contents.get(id(tensor))
         if not anew and known is not None and known[0]() is tensor and known[1] == now:
             return known[2]
@@ -221,7 +226,7 @@ class Trace(Recorder):
             return False
         whole = tensor if tensor._base is None else tensor._base
         ref, version = self._unset.get(id(whole), (None, 0))
-        return ref is not None and ref() is whole and version == whole._version
+        return ref is not None and ref() is whole and version == version_of(whole)
 
     def _sweep(self) -> None:
         super()._sweep()
@@ -312,6 +317,9 @@ def _as_json(record: Any) -> dict[str, Any]:
         return record.line()
     if isinstance(record[0], Mark):
         return _node_line(*record)
+    if type(record[0]) is tuple:  # the fields of a call with one result
+        fields, node, step = record
+        return _node_line(Mark(Call(*fields), node, fields[-1]), step)
     call, inputs, outputs = (Call(*record), None, None) if isinstance(record[0], str) else record
     line = {"kind": "call", "name": call.name, "api": call.api, "module": call.module, "phase": call.phase}
     line |= {"step": call.step, "thread": call.thread}
