@@ -30,6 +30,7 @@ from oarlock.paddle import (
     jit,
     linalg,
     methods,
+    methods_in_place,
     nn,
     optimizer,
     random,

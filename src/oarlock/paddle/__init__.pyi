@@ -56,6 +56,7 @@ from oarlock.paddle import io as io
 from oarlock.paddle import jit as jit
 from oarlock.paddle import linalg as linalg
 from oarlock.paddle import methods as methods
+from oarlock.paddle import methods_in_place as methods_in_place
 from oarlock.paddle import nn as nn
 from torch import no_grad as no_grad
 from oarlock.paddle import operators as operators
