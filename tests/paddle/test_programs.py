@@ -37,7 +37,7 @@ def test_decoder_training(tmp_path: Path) -> None:
     assert found["guess"] == recorded["guess"]
 
 
-@pytest.mark.parametrize("probes", ["autograd_probes", "data_probes", "layer_probes", "state_probes"])
+@pytest.mark.parametrize("probes", ["autograd_probes", "data_probes", "layer_probes", "metric_probes", "state_probes"])
 def test_probes(probes: str, tmp_path: Path) -> None:
     """Each of the small programs gives what it gave under Paddle."""
     run(f"{probes}.py", str(tmp_path))

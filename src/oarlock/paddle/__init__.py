@@ -29,6 +29,7 @@ from oarlock.paddle import (
     io,
     jit,
     linalg,
+    metric,
     methods,
     methods_in_place,
     nn,

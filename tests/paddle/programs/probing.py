@@ -61,7 +61,8 @@ def main(probes):
     found = {}
     module = probes["__name__"]
     for name, program in list(probes.items()):
-        if getattr(program, "__module__", None) != module or isinstance(program, type):
+        is_mine = getattr(program, "__module__", None) == module and not isinstance(program, type)
+        if not is_mine or name.startswith("_"):
             continue
         try:
             found[name] = plain(program())
