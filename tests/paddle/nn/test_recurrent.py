@@ -75,6 +75,16 @@ def test_a_network_is_torchs(kind: Any) -> None:
     torch.testing.assert_close(mine(x)[0], theirs(x)[0])
 
 
+@pytest.mark.parametrize("kind", ["LSTM", "GRU"])
+def test_without_biases_as_torch_without_biases(kind: str) -> None:
+    """Paddle's kernel ends the process there."""
+    mine = getattr(nn, kind)(3, 5, bias_ih_attr=False, bias_hh_attr=False)
+    theirs = getattr(torch.nn, kind)(3, 5, bias=False, batch_first=True)
+    theirs.load_state_dict({name: value for name, value in mine.state_dict().items() if "cell" not in name})
+    x = torch.randn(2, 6, 3)
+    torch.testing.assert_close(mine(x)[0], theirs(x)[0])
+
+
 def test_both_names_are_one_parameter() -> None:
     """Of the network and of its cell, and stay so when converted."""
     network = nn.GRU(3, 4, 2, "bidirect").to(dtype="float64")
