@@ -39,6 +39,7 @@ from oarlock.paddle import (
     sampling,
     serialization,
     signal,
+    sparse,
     special,
     static,
     text,
@@ -83,11 +84,11 @@ IntTensor, LongTensor, ShortTensor, CharTensor, ByteTensor, BoolTensor = (
 )
 
 if _TYPE_CHECKING:
-    from oarlock.paddle import distributed
+    from oarlock.paddle import distributed, distribution
 
 
 def __getattr__(name: str) -> _ModuleType:
-    """`paddle.distributed` is imported when it is first used: it takes longer than all the rest."""
-    if name == "distributed":
-        return _importlib.import_module("oarlock.paddle.distributed")
+    """`paddle.distributed` and `distribution` are imported when they are first used: torch's take long."""
+    if name in ("distributed", "distribution"):
+        return _importlib.import_module(f"oarlock.paddle.{name}")
     raise AttributeError(f"paddle has no {name!r} here; `oarlock paddle coverage` lists what there is")

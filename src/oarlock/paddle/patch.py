@@ -20,6 +20,7 @@ from oarlock.paddle.operators import INDEXING
 from oarlock.paddle.properties import PROPERTIES
 
 REFUSALS = (TypeError, RuntimeError, ValueError, IndexError)
+REPLACED = {"name", "is_sparse", "is_sparse_csr"}  # attributes of both that keep torch's value as far as it has one
 VALUES = {"grad", "shape"}  # functions of the namespace whose names are attributes of tensors, not methods
 _MISSING = object()
 _MOST_KINDS = 256  # of one method
@@ -64,7 +65,7 @@ def patch_tensor(copy_arrays: bool = False) -> list[str]:
         if native is None:
             _added.append(name)
             _set(name, attribute)
-        elif name == "name":
+        elif name in REPLACED:
             _set(name, attribute)
         elif name == "backward":
             _set(name, _backward(native, attribute))

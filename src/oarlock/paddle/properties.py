@@ -10,6 +10,33 @@ from oarlock.paddle.methods import is_dist
 from oarlock.paddle.utils.unique_name import generate
 
 
+class Flag(int):
+    """A truth value of torch that can be called, for Paddle's answer."""
+
+    called: bool
+
+    @classmethod
+    def of(cls, value: bool, called: bool) -> "Flag":
+        """Torch's value, and that of the call."""
+        made = cls(value)
+        made.called = called
+        return made
+
+    def __call__(self) -> bool:
+        return self.called
+
+    def __repr__(self) -> str:
+        return repr(bool(self))
+
+
+def _is_sparse(x: Tensor) -> Flag:
+    return Flag.of(x.layout == torch.sparse_coo, x.layout in (torch.sparse_coo, torch.sparse_csr))
+
+
+def _is_sparse_csr(x: Tensor) -> Flag:
+    return Flag.of(x.layout == torch.sparse_csr, x.layout == torch.sparse_csr)
+
+
 def _stop_gradient(x: Tensor) -> bool:
     return not x.requires_grad and x.__dict__.get("_stop_gradient", True)
 
@@ -52,6 +79,8 @@ def _set_name(x: Tensor, name: str) -> None:
 
 PROPERTIES: dict[str, property] = {
     "name": property(_name, _set_name, doc="A name, made up unless it was set; torch's own is None always."),
+    "is_sparse": property(_is_sparse, doc="Whether the layout is COO; called, whether it is COO or CSR."),
+    "is_sparse_csr": property(_is_sparse_csr, doc="Whether the layout is CSR; it may be called."),
     "stop_gradient": property(_stop_gradient, set_stop_gradient, doc="Whether gradients stop here."),
     "place": property(place_of, doc="Where the tensor lives."),
     "persistable": property(
