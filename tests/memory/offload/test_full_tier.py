@@ -1,9 +1,11 @@
 """A second tier that is full, broken or closed: one clear error, nothing lost, nothing left; then all works again."""
 
+import ctypes
 import gc
 import re
 import resource
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from oarlock import _native
 from oarlock.memory import OutOfMemoryError, Pool, empty
 from oarlock.memory.offload import Applied, FileTier, HostTier, OptimizerTier, Tier, make_plan, profile
 from oarlock.memory.offload.session import Schedule, Session
@@ -123,7 +126,8 @@ def test_a_full_file_is_one_error_and_serves_again(model: nn.Module, loss: Calla
         for _ in range(2):
             with files_of(300_000):
                 full = r"the file of the second tier cannot take .* more"
-                with pytest.raises(OutOfMemoryError, match=full), all_sent(model, tier):
+                waited_for = Session(model, device=CPU, tier=tier, min_bytes=1, at_once=True)
+                with pytest.raises(OutOfMemoryError, match=full), waited_for:
                     grads(model, loss)
                 capped = Applied(model, cap=int(0.8 * free.peak), tier=tier, min_bytes=1)
                 with pytest.raises(OutOfMemoryError, match=rf"beyond the cap of .*, and {full}"), capped:
@@ -184,6 +188,33 @@ def test_a_pool_whose_pressure_meets_a_full_tier_asks_who_was_there_before() -> 
         torch.testing.assert_close(leaf.grad, expected)
         gc.collect()
         assert pool.stats().live_bytes == full.used_bytes == tier.used_bytes == 0
+
+
+def test_an_error_of_the_pressure_holds_nothing_and_is_no_other_error_s_cause() -> None:
+    """Requests of torch's allocator go to the core, and nobody asks the pool for the error of its callback."""
+
+    class Held:
+        pass
+
+    refs: list[weakref.ref[Held]] = []
+
+    def ask(pool: Pool) -> None:
+        held = Held()
+        refs.append(weakref.ref(held))
+        _native.library().oarlock_pool_malloc(pool._handle, 1 << 40, 0, 0, ctypes.byref(ctypes.c_uint64()))
+
+    def fail(size: int, stream: int) -> bool:
+        raise KeyError(size)
+
+    with Pool(4 * PAGE, driver="sim", page_bytes=PAGE) as pool:
+        pool.set_pressure(fail)
+        ask(pool)
+        assert refs[0]() is None
+        pool._callback, pool.pressure = type(pool._callback)(), None
+        pool._library.oarlock_pool_set_pressure(pool._handle, pool._callback, None)
+        with pytest.raises(OutOfMemoryError) as caught:
+            pool.malloc(1 << 40)
+        assert caught.value.__cause__ is None
 
 
 @pytest.mark.parametrize("kind", [HostTier, FileTier])

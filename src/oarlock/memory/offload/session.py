@@ -265,10 +265,10 @@ class Session:
     # ---------------------------------------------------------------------------------------------------- pressure
 
     def _make_room(self, num_bytes: int) -> bool:
-        """For the meter, which asks again as long as it is too much."""
+        """For the meter, which cannot count the bytes of a new storage."""
         assert self._meter is not None
-        meter, before = self._meter, self._meter.live
-        return self._evict(num_bytes, lambda: meter.live < before)
+        meter, limit = self._meter, self._meter.live - num_bytes
+        return self._evict(num_bytes, lambda: meter.live <= limit)
 
     def _make_pool_room(self, pool: Pool, otherwise: Pressure | None, num_bytes: int, stream: int) -> bool:
         """For the pool, on the thread of a request that it cannot meet."""
@@ -282,29 +282,44 @@ class Session:
         return otherwise is not None and otherwise(num_bytes, stream)
 
     def _evict(self, num_bytes: int, is_enough: Callable[[], bool]) -> bool:
-        """Sends out what nobody else holds: the smallest that suffices, else the largest first; each copy is complete
-        before its memory is given back. Returns whether it is enough now."""
+        """Sends out what nobody else holds: the smallest that suffices, else the largest first. All copies that the
+        bytes need are begun before one is waited for, and each is complete before its memory is given back. Returns
+        whether it is enough now."""
         with self._evicting:  # another thread's request waits: this one may serve it, too
             if self._busy or self._tier is None:
                 return False
             self._busy = True
             try:
-                for saved in [each for each in list(self._alive) if each.is_leaving]:  # on its way anyway
-                    self.stalled += saved.release()
-                    if is_enough():
-                        return True
+                going = [each for each in list(self._alive) if each.is_leaving]  # on its way anyway
                 # A tensor that the program holds, or an operation works on, gives nothing back.
-                leaving = [each for each in list(self._alive) if each.may_leave and not each.is_held_elsewhere]
-                leaving.sort(key=lambda each: (each.num_bytes < num_bytes, abs(each.num_bytes - num_bytes)))
-                for saved in leaving:
-                    saved.send(self._tier)
-                    self.stalled += saved.release()
-                    self.evicted_bytes += saved.num_bytes
-                    if is_enough():
-                        return True
-                return False
+                rest = [each for each in list(self._alive) if each.may_leave and not each.is_held_elsewhere]
+                while True:
+                    self._begin_to_leave(num_bytes, going, rest)
+                    if not going:
+                        return False
+                    while going:
+                        self.stalled += going.pop(0).release()
+                        if is_enough():
+                            return True
             finally:
                 self._busy = False
+
+    def _begin_to_leave(self, num_bytes: int, going: list[Saved], rest: list[Saved]) -> None:
+        """Moves of `rest` to `going` what is missing there, or what the tier takes of it; its error if it is none."""
+        assert self._tier is not None
+        missing = num_bytes - sum(each.num_bytes for each in going if not each.is_held_elsewhere)
+        while rest and missing > 0:
+            saved = min(rest, key=lambda each: (each.num_bytes < missing, abs(each.num_bytes - missing)))
+            try:
+                saved.send(self._tier)
+            except (OSError, OutOfMemoryError):
+                if not going:
+                    raise
+                return
+            rest.remove(saved)
+            going.append(saved)
+            self.evicted_bytes += saved.num_bytes
+            missing -= saved.num_bytes
 
 
 _END: Any = object()
