@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 
 import torch
@@ -10,7 +9,7 @@ from torch import nn
 
 from oarlock.memory.offload.plan import Plan, make_plan
 from oarlock.memory.offload.profile import profile
-from oarlock.memory.offload.simulate import Simulator
+from oarlock.memory.offload.quantile import at_quantile
 from oarlock.memory.offload.tiers import Tier
 
 
@@ -26,15 +25,15 @@ def fit(
     num_profiles: int = 1,
     quantile: float = 0.95,
 ) -> Plan:
-    """Measures steps and plans for a large one of them.
+    """Measures steps and plans for one in which each storage is about as large as it gets.
 
     Args:
         model, step, tier, device, optimizers, min_bytes: see `profile`; within one profile the step must do the same
             each time.
         budget: see `make_plan`; a share is one of the peak that is planned for.
         num_profiles: how many steps are measured.
-        quantile: of their peaks with everything kept: the step with this one is planned for. What a larger step takes
-            beyond it leaves by eviction.
+        quantile: of the sizes of each storage, and of each interval of time: what is planned for. What a larger step
+            takes beyond it leaves by eviction.
 
     Raises:
         OutOfMemoryError: no plan is within the budget.
@@ -47,5 +46,4 @@ def fit(
         profile(model, step, tier=tier, device=device, optimizers=optimizers, min_bytes=min_bytes)
         for _ in range(num_profiles)
     ]
-    profiles.sort(key=lambda each: Simulator(each).run(("keep",) * len(each.groups), ()).peak)
-    return make_plan(profiles[math.ceil(quantile * (num_profiles - 1))], budget)
+    return make_plan(at_quantile(profiles, quantile), budget)

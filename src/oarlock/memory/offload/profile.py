@@ -81,6 +81,7 @@ class Profile:
         out_rate, in_rate: bytes per second to the second tier and back.
         min_bytes: smaller storages are not looked at.
         tier_bytes: that the second tier holds; None for as many as there are.
+        marks: (position, name) of each call's begin and end, save and first need, in order; names are hashable.
     """
 
     static_bytes: int
@@ -94,6 +95,7 @@ class Profile:
     in_rate: float
     min_bytes: int
     tier_bytes: int | None = None
+    marks: tuple[tuple[int, Any], ...] = ()
 
     @property
     def seconds(self) -> float:
@@ -345,6 +347,7 @@ class _Recorder(Observer):
             out_rate=out_rate,
             in_rate=in_rate,
             min_bytes=min_bytes,
+            marks=tuple(self._what.items()),
         )
 
     def _clock(self, clocks: list[dict[Any, float]], end: int) -> NDArray[np.float64]:
