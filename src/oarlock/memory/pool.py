@@ -39,6 +39,14 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)  # torch's CPU allocator
 
 
+def without_frames(error: BaseException) -> BaseException:
+    """The error alone, to be kept: the frames of its traceback hold what the program held."""
+    each: BaseException | None = error
+    while each is not None:
+        each.__traceback__, each.__context__, each = None, None, each.__cause__
+    return error
+
+
 class DriverError(RuntimeError):
     """The driver refused a call; the pool is as it was before."""
 
@@ -104,6 +112,7 @@ class Pool:
         self._call("oarlock_pool_open", ctypes.byref(config), ctypes.byref(self._handle))
 
     def _call(self, name: str, *arguments: object) -> None:
+        self._raised.__dict__.clear()  # what a request of torch's left there, which does not pass here
         status = getattr(self._library, name)(*arguments)
         if status == 0:
             return
@@ -209,7 +218,7 @@ class Pool:
             try:
                 return int(callback is not None and bool(callback(size, stream)))
             except BaseException as error:
-                self._raised.error = error
+                self._raised.error = without_frames(error)
                 return 0
 
         pressure = abi.PRESSURE() if callback is None else abi.PRESSURE(call)

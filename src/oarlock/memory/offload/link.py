@@ -9,6 +9,8 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from oarlock.memory.pool import without_frames
+
 CHUNK = 1 << 20
 
 
@@ -46,7 +48,7 @@ class Transfer:
                 if self._is_ended_within(0.0 if rate is None else self.began + stop / rate - time.perf_counter()):
                     break
         except BaseException as error:
-            self._error = _without_frames(error)
+            self._error = without_frames(error)
         self.ended = time.perf_counter()
         del move  # before anybody is told: it holds the memory
         self._done.set()
@@ -134,11 +136,3 @@ class Link:
         while (transfer := self._queue.get()) is not None:
             transfer.run(self.rate)
             del transfer
-
-
-def _without_frames(error: BaseException) -> BaseException:
-    """The error alone: frames of its traceback hold the memory that was copied."""
-    each: BaseException | None = error
-    while each is not None:
-        each.__traceback__, each.__context__, each = None, None, each.__cause__
-    return error
