@@ -197,23 +197,27 @@ def test_an_error_of_the_pressure_holds_nothing_and_is_no_other_error_s_cause() 
         pass
 
     refs: list[weakref.ref[Held]] = []
+    asked: list[int] = []
 
     def ask(pool: Pool) -> None:
         held = Held()
         refs.append(weakref.ref(held))
-        _native.library().oarlock_pool_malloc(pool._handle, 1 << 40, 0, 0, ctypes.byref(ctypes.c_uint64()))
+        _native.library().oarlock_pool_malloc(pool._handle, PAGE, 0, 0, ctypes.byref(ctypes.c_uint64()))
 
     def fail(size: int, stream: int) -> bool:
+        asked.append(size)
         raise KeyError(size)
 
     with Pool(4 * PAGE, driver="sim", page_bytes=PAGE) as pool:
+        pool.malloc(4 * PAGE)
         pool.set_pressure(fail)
         ask(pool)
+        assert asked == [PAGE]
         assert refs[0]() is None
         pool._callback, pool.pressure = type(pool._callback)(), None
         pool._library.oarlock_pool_set_pressure(pool._handle, pool._callback, None)
         with pytest.raises(OutOfMemoryError) as caught:
-            pool.malloc(1 << 40)
+            pool.malloc(PAGE)
         assert caught.value.__cause__ is None
 
 
