@@ -191,8 +191,7 @@ class Trainer:
         self.mesh.sum_gradients(self.model)
         num_asked, flops, loss_sum, *metric_sums = self.mesh.sum_scalars([bool(stop.requested), *sums])
         loss = loss_sum / num_losses
-        limit = self.config.optimizer.clip_norm or math.inf
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit).item()
+        norm = self._clip_gradients()
         if not (math.isfinite(loss) and math.isfinite(norm)):
             what = f"loss {loss}, gradient norm {norm}"
             raise self._diverged(what, loss, norm, batches, num_losses)
@@ -248,6 +247,10 @@ class Trainer:
             self.model.update_balance(0.0)  # the same tokens are counted again
 
         return self.budget.step(measure)
+
+    def _clip_gradients(self) -> float:
+        limit = self.config.optimizer.clip_norm or math.inf
+        return torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit).item()
 
     def _replayed(self, batches: Sequence[Batch], num_losses: float) -> str:
         """Where the first value that is not finite comes from, if errors shall say so: from computing it again."""
