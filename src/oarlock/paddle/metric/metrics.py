@@ -37,7 +37,7 @@ class Metric(ABC):
         """Begin anew."""
 
     @abstractmethod
-    def update(self, *args: Any) -> Any:
+    def update(self, *args: Any, **kwargs: Any) -> Any:
         """Add a batch."""
 
     @abstractmethod
@@ -48,7 +48,7 @@ class Metric(ABC):
     def name(self) -> Any:
         """Its name, or one for each value."""
 
-    def compute(self, *args: Any) -> Any:
+    def compute(self, *args: Any, **kwargs: Any) -> Any:
         """What `update` takes, of outputs and labels; they themselves by default."""
         return args
 
