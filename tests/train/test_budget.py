@@ -2,7 +2,8 @@
 
 import shutil
 import xml.etree.ElementTree as ET
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -94,3 +95,27 @@ def test_a_plan_is_made_anew_when_steps_stay_away_from_it() -> None:
     waiting = Drift(100, 0.1, 1.0)
     assert not any(waiting.update(100, 0.12) for _ in range(9))
     assert any(waiting.update(100, 0.4) for _ in range(9))
+
+
+def test_the_first_steps_of_a_model_with_experts_are_measured_and_planned_at_a_quantile(
+    tiny: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peaks: list[tuple[int, int, int]] = []
+    step = MemoryBudget.step
+
+    @contextmanager
+    def noted(self: MemoryBudget, measure: Callable[[], object]) -> Iterator[None]:
+        with step(self, measure):
+            yield
+        assert self._plan is not None
+        peaks.append((self.peak_bytes, self._plan.budget, len(self._profiles)))
+
+    monkeypatch.setattr(MemoryBudget, "step", noted)
+    options = [*OPTIONS, "--train.steps", "6", "--model.family", "qwen3_moe"]
+    train(load_config(tiny("plain"), options))
+    train(load_config(tiny("planned"), [*options, "--memory.budget", "75%", "--memory.rate", "1e8"]))
+    assert recorded(tmp_path / "planned") == recorded(tmp_path / "plain")
+    assert [number for _, _, number in peaks] == [1, 2, 3, 4, 4, 4]
+    assert all(peak <= budget for peak, budget, _ in peaks)
+    events = [r for r in read_metrics(tmp_path / "planned") if r.get("event") == "memory_plan"]
+    assert len(events) == 2

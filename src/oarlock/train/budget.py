@@ -1,4 +1,4 @@
-"""Keeps a run's steps within a budget of memory: measures the first one, plans, follows the plan under a hard cap."""
+"""Keeps a run's steps within a budget of memory: measures the first ones, plans, follows the plan under a hard cap."""
 
 from __future__ import annotations
 
@@ -24,11 +24,15 @@ from oarlock.memory.offload import (
     profile,
 )
 from oarlock.memory.offload.drift import Drift
+from oarlock.memory.offload.quantile import at_quantile
 from oarlock.memory.offload.simulate import Simulator
+from oarlock.models.moe import SparseMLP
 from oarlock.train.config import MemoryConfig
 from oarlock.train.optim import Muon
 
 _MIN_BYTES = 1 << 12
+_NUM_PROFILES = 4  # of a model with experts, whose steps differ: the first ones are measured
+_QUANTILE = 0.95  # of their sizes and times
 _SHARE = 12  # of the room for an optimizer's parts: two of two moments each, and what computing one takes
 
 
@@ -55,6 +59,9 @@ class MemoryBudget:
         self._tell = tell
         self._rate = config.rate or None
         self._tier: Tier | None = None
+        has_experts = any(isinstance(module, SparseMLP) for module in model.modules())
+        self._num_profiles = _NUM_PROFILES if has_experts and config.plan else 1
+        self._profiles: list[Profile] = []
         self._plan: Plan | None = None
         self._drift: Drift | None = None
         self._tiered: dict[torch.optim.Optimizer, OptimizerTier] = {}  # whose states live in the second tier
@@ -77,12 +84,12 @@ class MemoryBudget:
 
         Args:
             measure: one forward and backward pass like those of this step; called some times before, where there is
-                no plan yet or the steps have moved away from it.
+                no plan yet or the steps have moved away from it, and in the first steps of a model with experts.
 
         Raises:
             OutOfMemoryError: no plan is within the budget, or the step takes more.
         """
-        if self._plan is None:
+        if self._plan is None or len(self._profiles) < self._num_profiles:
             self._make_plan(measure)
         plan, tier = self._plan, self._tier
         assert plan is not None
@@ -102,6 +109,7 @@ class MemoryBudget:
         made_states, self._makes_states = self._makes_states, False
         if self._drift is not None and not made_states and self._drift.update(run.peak, run.stall_seconds):
             self._plan = None
+            self._profiles.clear()
 
     def step_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """optimizer.step(), part by part where its states live in the second tier."""
@@ -134,7 +142,8 @@ class MemoryBudget:
         self._makes_states = missing > 0
         states = sum(_sendable_bytes(optimizer) for optimizer in self._optimizers)
         away = sum(tiered.away_bytes for tiered in self._tiered.values())
-        here = dataclasses.replace(measured, static_bytes=measured.static_bytes + missing + away)
+        self._profiles.append(dataclasses.replace(measured, static_bytes=measured.static_bytes + missing + away))
+        here = at_quantile(self._profiles, _QUANTILE)
         unplanned = Simulator(here).run(("keep",) * len(here.groups), ())
         cap = parse_budget(self._config.budget, unplanned.peak)
         if not self._config.plan:
@@ -148,7 +157,8 @@ class MemoryBudget:
             self._send_states(cap - without.static_bytes)
         self._plan = plan
         self._drift = Drift(plan.peak, plan.outcome.stall_seconds, plan.outcome.seconds)
-        self._tell(plan, states + away if self._tiered else 0)
+        if len(self._profiles) in (1, self._num_profiles):
+            self._tell(plan, states + away if self._tiered else 0)
 
     def _plan_with_states(self, measured: Profile, cap: int) -> Plan | None:
         """A plan that keeps the optimizers' states on the device, if there is one."""

@@ -23,8 +23,8 @@ class MemoryConfig:
     """Bytes that parameters, gradients, optimizer states and activations may take at once, such as 1.5GiB, or a share
     of what a step takes with all activations kept, such as 60%; a hard cap. Empty = no cap."""
     plan: bool = True
-    """Meet the budget: measure the first step, then keep activations, compute them again or send them to a second tier.
-    false: only enforce it."""
+    """Meet the budget: measure the first step (of a model with experts the first four), then keep activations, compute
+    them again or send them to a second tier. false: only enforce it."""
     optimizer: bool = True
     """Keep the optimizer's states in the second tier, and step part by part, where activations alone cannot meet the
     budget."""
