@@ -114,7 +114,7 @@ def readable(tensor: Tensor) -> Tensor | None:
     to_local = getattr(local, "to_local", None)
     if to_local is not None:
         local = to_local()
-    if isinstance(local, FakeTensor) or type(local).__torch_dispatch__ is not Tensor.__torch_dispatch__:
+    if isinstance(local, FakeTensor) or getattr(type(local), _DISPATCH) is not getattr(Tensor, _DISPATCH):
         return None
     if local.layout != torch.strided or local.is_quantized or local.is_nested or local.device.type == "meta":
         return None
@@ -126,7 +126,8 @@ def version_of(tensor: Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
-_is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+_DISPATCH = "__torch_dispatch__"
+_is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # pyright: ignore[reportAttributeAccessIssue]
 _HASHES = {"sha1": hashlib.sha1, "md5": hashlib.md5}
 _absolute, _largest = np.abs, np.maximum.reduce
 _FLOATS = {torch.float32, torch.float64, torch.bfloat16, torch.float16}
