@@ -10,7 +10,6 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -72,8 +71,6 @@ class Recorder(TorchFunctionMode):
         self._holds_backward = type(self).around_backward is not Recorder.around_backward
         self._num_entered = 0
         self._running: Tensor | None = None  # whose hooks nodes also call as they begin, in place of `_watch`
-        # Called after a node with the fields of its call and its name in torch, in place of `_watch`.
-        self._ran: Callable[..., None] | None = None
         self._reads = False  # whether a view wants the tensors of calls, if not before plain ones
         # Whether a view wants to know before a call, and its tensors.
         self._watches_calls = type(self).on_begin is not Recorder.on_begin
@@ -208,9 +205,6 @@ class Recorder(TorchFunctionMode):
             elif self._running is not None:
                 metadata[key] = fields
                 node._register_hook_dict(self._running)
-            elif self._ran is not None and not isinstance(node, BackwardCFunction):
-                metadata[key] = fields
-                node.register_hook(partial(self._ran, fields, type(node).__name__))
             elif self.nodes:
                 mark = metadata[key] = _new(Mark, (_new(Call, fields), type(node).__name__, outputs))
                 self._watch(node, mark)

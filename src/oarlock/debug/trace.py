@@ -87,7 +87,6 @@ class Trace(Recorder):
         self._reader = reader
         self._reads = self._holds_backward = reader is not None
         self._watches_calls = False
-        self._ran = self._plain_ran if self.nodes and reader is None else None
         self._contents: dict[int, tuple[weakref.ref[Tensor], tuple[int, int], dict[str, Any]]] = {}
         self._unset: dict[int, tuple[weakref.ref[Tensor], int]] = {}
         self._last_gradients: dict[int, tuple[Tensor, int, dict[str, Any]]] = {}
@@ -163,10 +162,6 @@ class Trace(Recorder):
     def _node_ran(self, mark: Mark, to: Any, came: Any) -> None:
         assert self._take is not None
         self._take((mark, self.step_number))
-
-    def _plain_ran(self, fields: tuple[Any, ...], node: str, to: Any, came: Any) -> None:
-        assert self._take is not None
-        self._take((fields, node, self.step_number))
 
     def _node_read(self, mark: Mark, to: Any, came: Any) -> None:
         read, last = self._reader, self._last_gradients
@@ -317,9 +312,6 @@ def _as_json(record: Any) -> dict[str, Any]:
         return record.line()
     if isinstance(record[0], Mark):
         return _node_line(*record)
-    if type(record[0]) is tuple:  # the fields of a call with one result
-        fields, node, step = record
-        return _node_line(Mark(Call(*fields), node, fields[-1]), step)
     call, inputs, outputs = (Call(*record), None, None) if isinstance(record[0], str) else record
     line = {"kind": "call", "name": call.name, "api": call.api, "module": call.module, "phase": call.phase}
     line |= {"step": call.step, "thread": call.thread}
