@@ -134,3 +134,10 @@ def test_negative_numbers_are_named() -> None:
             pool.max_batch(1, per_item={"x": -2})
         with pytest.raises(ValueError, match="sizes must not be negative, got -3"):
             pool.fits([1, -3])
+
+
+def test_batches_of_less_than_nothing_are_refused() -> None:
+    with Pool(1 << 20, driver="sim", page_bytes=1 << 16) as pool:
+        assert list(pool.batches(0, per_item={"a": 1})) == []
+        with pytest.raises(ValueError, match="num_items must not be negative, got -3"):
+            list(pool.batches(-3, per_item={"a": 1}))

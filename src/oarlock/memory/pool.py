@@ -316,7 +316,10 @@ class Pool:
 
         Raises:
             OutOfMemoryError: not even one item fits.
+            ValueError: a negative number.
         """
+        if num_items < 0:
+            raise ValueError(f"num_items must not be negative, got {num_items}")
         start = 0
         while start < num_items:
             count = self.max_batch(num_items - start, per_item=per_item, fixed=fixed)
