@@ -1,7 +1,7 @@
 """A lower bound of the time that any plan takes, as a mixed-integer program.
 
-Links are fluids, computing again takes no workspace and happens wherever it costs least: no plan of the simulator is
-faster.
+Links are fluids, and time may be lost wherever it costs least: no plan of the simulator is faster. Computing a region
+again takes at least the workspace of its first wanted storage, where that is needed.
 """
 
 import numpy as np
@@ -79,6 +79,25 @@ def least_seconds(profile: Profile, budget: int, time_limit: float = 20.0) -> fl
             # What is needed is there: what was away is back.
             if simulator.piece(m) >= ends[g]:
                 program.at_most([(out[g][m], 1.0), (back[g][m], -1.0)], 0.0)
+
+    def held(piece: int, m: int) -> list[tuple[int, float]]:
+        """What is kept, and what is sent and not away, at a moment."""
+        terms = []
+        for g in movable:
+            if simulator._death[g] <= piece < ends[g]:
+                size = groups[g].num_bytes / 2**20
+                terms += [(keep[g], size), (send[g], size), (out[g][m], -size), (back[g][m], size)]
+        return terms
+
+    for (g, r), again_g in redo.items():
+        m = simulator.need[g]
+        if m >= num_moments:
+            continue
+        piece = simulator.piece(m)
+        workspace = simulator.again(r, frozenset([g])).peak / 2**20
+        earlier = [v for (h, other), v in redo.items() if other == r and h != g and simulator.need[h] <= m]
+        terms = [*held(piece, m), (again_g, workspace), *((v, -workspace) for v in earlier)]
+        program.at_most(terms, budget / 2**20 - float(simulator._before[piece]) / 2**20)
     for m in range(num_moments):
         for rate, moved in ((profile.out_rate, out), (profile.in_rate, back)):
             terms = []
@@ -89,11 +108,7 @@ def least_seconds(profile: Profile, budget: int, time_limit: float = 20.0) -> fl
             later = [(extra[m + 1], -1.0)] if m + 1 < num_moments else []
             program.at_most([*terms, (extra[m], -1.0), *later], float(steps[m]))
         for piece in range(simulator.piece(m), simulator.piece(m + 1)):
-            terms = []
-            for g in movable:
-                if simulator._death[g] <= piece < ends[g]:
-                    size = groups[g].num_bytes / 2**20
-                    terms += [(keep[g], size), (send[g], size), (out[g][m], -size), (back[g][m], size)]
+            terms = held(piece, m)
             if terms:
                 program.at_most(terms, budget / 2**20 - float(base[piece]))
             elif base[piece] > budget / 2**20:
