@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import warnings
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 
+from oarlock.paddle.amp.lists import CustomLists
 from oarlock.paddle.dtypes import as_dtype, dtype_name
 from oarlock.paddle.nn.layer.layers import Layer
 
@@ -30,21 +30,24 @@ def auto_cast(
 
     Args:
         enable: False, and level O0, change nothing.
-        custom_white_list, custom_black_list: operations by Paddle's names; torch's own lists stand, with a warning.
+        custom_white_list, custom_black_list: names of operations, Paddle's or torch's, that run in `dtype`, or in
+            float32, whatever torch's own lists say.
         level: O1 (or OD); O2 casts the same way and expects a model that `decorate` has converted.
         dtype: float16 or bfloat16.
 
     Raises:
-        ValueError: an unknown level or dtype.
+        ValueError: an unknown level or dtype, or a name on both lists.
     """
     if level not in ("O0", "OD", "O1", "O2"):
         raise ValueError(f"level should be O0, OD, O1 or O2, got {level!r}")
     chosen = as_dtype(dtype)
     if chosen not in (torch.float16, torch.bfloat16):
         raise ValueError(f"auto_cast goes to float16 or bfloat16, got {dtype!r}")
+    is_on = enable and level != "O0"
+    lists: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
     if custom_white_list or custom_black_list:
-        warnings.warn("custom lists of operations are not taken: torch.autocast's lists stand", stacklevel=3)
-    with torch.autocast(_device(), chosen, enabled=enable and level != "O0"):
+        lists = CustomLists(custom_white_list or (), custom_black_list or (), chosen, _device())
+    with torch.autocast(_device(), chosen, enabled=is_on), lists if is_on else contextlib.nullcontext():
         yield
 
 
