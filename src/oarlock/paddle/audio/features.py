@@ -29,6 +29,8 @@ class Spectrogram(Layer):
         power: 1 for magnitudes, 2 for powers.
     """
 
+    fft_window: Tensor
+
     def __init__(
         self,
         n_fft: int = 512,

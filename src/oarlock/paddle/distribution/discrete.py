@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch import distributions as torchs
+from torch.distributions.utils import probs_to_logits
 
 from oarlock.paddle.distribution.distribution import Distribution, ExponentialFamily, OnTorch
 from oarlock.paddle.distribution.parameters import as_value, parameters
@@ -18,7 +19,7 @@ class Bernoulli(OnTorch, ExponentialFamily):
     def __init__(self, probs: Any, name: str | None = None) -> None:
         self.name = name or "Bernoulli"
         (self.probs,) = parameters(probs)
-        self.logits = torchs.utils.probs_to_logits(self.probs, is_binary=True)
+        self.logits = probs_to_logits(self.probs, is_binary=True)
         self._start()
 
     def _engine(self) -> torchs.Bernoulli:
@@ -31,8 +32,8 @@ class Bernoulli(OnTorch, ExponentialFamily):
         """
         full = (*as_ints(shape), *self._batch_shape)
         noise = torch.rand(full, dtype=self.probs.dtype, device=self.probs.device)
-        logits = torchs.utils.probs_to_logits(self.probs, is_binary=True)
-        return (logits + torchs.utils.probs_to_logits(noise, is_binary=True)) / temperature
+        logits = probs_to_logits(self.probs, is_binary=True)
+        return (logits + probs_to_logits(noise, is_binary=True)) / temperature
 
     def cdf(self, value: Any) -> Tensor:
         """0 below 0, `1 - p` below 1, else 1."""
@@ -97,7 +98,7 @@ class Binomial(OnTorch):
 
     def entropy(self) -> Tensor:
         """Minus the sum of `p·log p` over all counts, [*batch_shape]."""
-        most = int(self.total_count.max())
+        most = int(self.total_count.detach().max())
         return _entropy(
             self, torch.arange(most + 1, dtype=self.probs.dtype, device=self.probs.device), self.total_count
         )
@@ -137,7 +138,7 @@ class Poisson(OnTorch):
 
     def entropy(self) -> Tensor:
         """Minus the sum of `p·log p` over the counts within 30 standard deviations, [*batch_shape]."""
-        top = float(self.rate.max())
+        top = float(self.rate.detach().max())
         counts = torch.arange(int(top + 30 * max(top, 1.0) ** 0.5) + 1, dtype=self.rate.dtype, device=self.rate.device)
         return _entropy(self, counts, None)
 
@@ -164,7 +165,7 @@ class Geometric(OnTorch):
         """The same as `sample`: counts have no gradient."""
         return self.sample(shape)
 
-    def cdf(self, k: Any) -> Tensor:
+    def cdf(self, k: Any) -> Tensor:  # type: ignore[override]
         """`1 - (1 - p)^(k+1)`."""
         return 1 - (1 - self.probs) ** (as_value(k, self.probs) + 1)
 

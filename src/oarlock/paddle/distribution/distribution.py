@@ -63,9 +63,11 @@ class Distribution(Plain):
         """The density, or the probability, of a value."""
         return self.log_prob(value).exp()
 
-    def probs(self, value: Tensor) -> Tensor:
+    def _probs(self, value: Tensor) -> Tensor:
         """The same as `prob`."""
         return self.prob(value)
+
+    probs: Any = _probs  # where a class has a parameter of this name, it is that
 
     def kl_divergence(self, other: "Distribution") -> Tensor:
         """The expected `log_prob(x) - other.log_prob(x)`."""

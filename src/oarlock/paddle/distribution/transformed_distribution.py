@@ -41,11 +41,11 @@ class TransformedDistribution(Distribution):
 
     def log_prob(self, value: Tensor) -> Tensor:
         """The logarithm of the density, [..., *batch_shape]."""
-        rank, made, y = len(self._event_shape), None, value
+        rank, made, y = len(self._event_shape), torch.zeros((), dtype=value.dtype, device=value.device), value
         for transform in reversed(self._transforms):
             x = transform.inverse(y)
             rank += transform.domain_rank - transform.codomain_rank
             change = transform.spread_log_det(x, rank - transform.domain_rank)
-            made = -change if made is None else made - change
+            made = made - change
             y = x
         return made + sum_rightmost(self._base.log_prob(y), rank - len(self._base.event_shape))

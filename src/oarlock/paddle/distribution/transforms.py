@@ -50,19 +50,21 @@ class Transform(Plain):
             NotImplementedError: the transform is no injection, or has no such formula.
         """
         self._check(x, self.domain_rank)
-        if hasattr(self, "_forward_log_det_jacobian"):
-            return self._forward_log_det_jacobian(x)
-        if hasattr(self, "_inverse_log_det_jacobian") and not isinstance(self, AbsTransform):
-            return -self._inverse_log_det_jacobian(self.forward(x))
+        ahead, back = (getattr(self, f"_{way}_log_det_jacobian", None) for way in ("forward", "inverse"))
+        if ahead:
+            return ahead(x)
+        if back and not isinstance(self, AbsTransform):
+            return -back(self.forward(x))
         raise NotImplementedError(f"{type(self).__name__} has no Jacobian determinant")
 
     def inverse_log_det_jacobian(self, y: Tensor) -> Any:
         """`log|det dx/dy|` at y."""
         self._check(y, self.codomain_rank)
-        if hasattr(self, "_inverse_log_det_jacobian"):
-            return self._inverse_log_det_jacobian(y)
-        if hasattr(self, "_forward_log_det_jacobian"):
-            return -self._forward_log_det_jacobian(self.inverse(y))
+        ahead, back = (getattr(self, f"_{way}_log_det_jacobian", None) for way in ("forward", "inverse"))
+        if back:
+            return back(y)
+        if ahead:
+            return -ahead(self.inverse(y))
         raise NotImplementedError(f"{type(self).__name__} has no Jacobian determinant")
 
     def forward_shape(self, shape: Sequence[int]) -> Sequence[int]:

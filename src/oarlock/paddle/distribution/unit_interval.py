@@ -77,14 +77,29 @@ class LKJCholesky(OnTorch):
     def _engine(self) -> torchs.LKJCholesky:
         return torchs.LKJCholesky(self.dim, self.concentration, validate_args=False)
 
-    def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
+    def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:  # type: ignore[override]
         """Factors [*sample_shape, *batch_shape, dim, dim]."""
-        if self.sample_method == "onion":
-            return super().sample(sample_shape)
+        draw = self._by_rows if self.sample_method == "onion" else self._from_partial_correlations
         with torch.no_grad():
-            return self._from_partial_correlations(as_ints(sample_shape))
+            return draw(torch.Size(as_ints(sample_shape)))
 
-    def _from_partial_correlations(self, shape: list[int]) -> Tensor:
+    def _by_rows(self, shape: torch.Size) -> Tensor:
+        """Row i is `sqrt(y)` in a direction that is uniform on the sphere, and `sqrt(1 - y)` on the diagonal.
+
+        y is drawn from `Beta(i / 2, concentration + (dim - 1 - i) / 2)`. Torch and Paddle 3.3.1 draw it from another
+        one: the correlations of their later rows are too strong.
+        """
+        dim, like = self.dim, self.concentration
+        rows = torch.arange(1, dim, dtype=like.dtype, device=like.device)
+        b = like[..., None] + (dim - 1 - rows) / 2
+        y = torchs.Beta((rows / 2).expand_as(b), b, validate_args=False).sample(shape)
+        direction = torch.randn(*y.shape, dim - 1, dtype=like.dtype, device=like.device).tril()
+        made = y.new_zeros(*y.shape[:-1], dim, dim)
+        made[..., 0, 0] = 1
+        made[..., 1:, :-1] = y.sqrt()[..., None] * torch.nn.functional.normalize(direction, dim=-1)
+        return made + torch.diag_embed(torch.nn.functional.pad((1 - y).sqrt(), [1, 0]))
+
+    def _from_partial_correlations(self, shape: torch.Size) -> Tensor:
         """`L_ij = p_ij·sqrt(prod_{k<j} (1 - p_ik^2))`; the p of column j are `2·Beta(b, b) - 1`.
 
         b is `concentration + (dim - 2 - j) / 2`.
@@ -94,7 +109,7 @@ class LKJCholesky(OnTorch):
         b = (like[..., None] + (dim - 2 - columns) / 2)[..., None, :].expand(*self._batch_shape, dim, dim)
         lower = torch.ones(dim, dim, dtype=torch.bool, device=like.device).tril(-1)
         b = torch.where(lower, b, 1.0)
-        partial = (2 * torchs.Beta(b, b, validate_args=False).sample(torch.Size(shape)) - 1) * lower
+        partial = (2 * torchs.Beta(b, b, validate_args=False).sample(shape) - 1) * lower
         left = (1 - partial**2).cumprod(-1).sqrt()  # of each row, what the columns up to this one leave
         before = torch.cat([torch.ones_like(left[..., :1]), left[..., :-1]], -1)
         return partial * before + torch.diag_embed(torch.diagonal(before, dim1=-2, dim2=-1))

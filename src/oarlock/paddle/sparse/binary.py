@@ -50,7 +50,9 @@ def divide(x: Tensor, y: Any) -> Tensor:
     made, dims = x.to_dense() / y.to_dense(), len(places_of(x))
     sizes = x.shape[:dims]
     everywhere = from_numbers(torch.arange(sizes.numel(), device=x.device), sizes)
-    full = torch.sparse_coo_tensor(everywhere, made.reshape(-1, *x.shape[dims:]), x.shape, is_coalesced=True)
+    full = torch.sparse_coo_tensor(
+        everywhere, made.reshape(-1, *x.shape[dims:]), x.shape, is_coalesced=True, check_invariants=False
+    )
     return as_layout(full, x.layout)
 
 
@@ -83,7 +85,9 @@ def _on_union(x: Tensor, y: Tensor, function: Callable[[Tensor, Tensor], Tensor]
         _spread(flat_values_of(x), inverse[:split], unique),
         _spread(flat_values_of(y), inverse[split:], unique),
     )
-    made = torch.sparse_coo_tensor(from_numbers(unique, sizes), function(first, second), x.shape, is_coalesced=True)
+    made = torch.sparse_coo_tensor(
+        from_numbers(unique, sizes), function(first, second), x.shape, is_coalesced=True, check_invariants=False
+    )
     return as_layout(made, x.layout) if x.layout != COO else made
 
 

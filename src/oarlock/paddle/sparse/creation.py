@@ -43,7 +43,9 @@ def sparse_coo_tensor(
     sizes = torch.tensor(full[: len(where)], device=where.device)[:, None]
     if ((where < 0) | (where >= sizes)).any():
         raise ValueError(f"there are indices outside the shape {full}")
-    made = torch.sparse_coo_tensor(where, made, full, is_coalesced=is_sorted(where, full[: len(where)]))
+    made = torch.sparse_coo_tensor(
+        where, made, full, is_coalesced=is_sorted(where, full[: len(where)]), check_invariants=False
+    )
     return made if stop_gradient or made.requires_grad else made.requires_grad_()
 
 

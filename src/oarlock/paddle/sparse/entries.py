@@ -23,7 +23,7 @@ class _RawValues(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        made = torch.sparse_coo_tensor(ctx.places, grads[0], ctx.shape)
+        made = torch.sparse_coo_tensor(ctx.places, grads[0], ctx.shape, check_invariants=False)
         if made.coalesce()._nnz() < made._nnz():
             raise RuntimeError("this sparse tensor has several values at one place: coalesce() it before a gradient")
         return made
@@ -71,9 +71,11 @@ def flat_values_of(x: Tensor) -> Tensor:
 def with_values(x: Tensor, values: Tensor) -> Tensor:
     """`x` with other values at the same places."""
     if x.layout == CSR:
-        return torch.sparse_csr_tensor(x.crow_indices(), x.col_indices(), values.reshape(x.values().shape), x.shape)
+        return torch.sparse_csr_tensor(
+            x.crow_indices(), x.col_indices(), values.reshape(x.values().shape), x.shape, check_invariants=False
+        )
     shape = (*x.shape[: x.sparse_dim()], *values.shape[1:])
-    return torch.sparse_coo_tensor(x._indices(), values, shape, is_coalesced=x.is_coalesced())
+    return torch.sparse_coo_tensor(x._indices(), values, shape, is_coalesced=x.is_coalesced(), check_invariants=False)
 
 
 def on_values(x: Tensor, function: Callable[[Tensor], Tensor], where: str) -> Tensor:
@@ -113,13 +115,15 @@ def collect(places: Tensor, values: Tensor, shape: Sequence[int]) -> Tensor:
     else:
         values = values.new_zeros(len(unique), *values.shape[1:]).index_add(0, inverse, values)
     where = from_numbers(unique, shape)
-    return torch.sparse_coo_tensor(where, values, (*shape, *values.shape[1:]), is_coalesced=True)
+    return torch.sparse_coo_tensor(
+        where, values, (*shape, *values.shape[1:]), is_coalesced=True, check_invariants=False
+    )
 
 
 def arranged(places: Tensor, values: Tensor, shape: Sequence[int]) -> Tensor:
     """A COO tensor of places in any order, none of them twice."""
     full = (*shape, *values.shape[1:])
-    return torch.sparse_coo_tensor(places, values, full, is_coalesced=is_sorted(places, shape))
+    return torch.sparse_coo_tensor(places, values, full, is_coalesced=is_sorted(places, shape), check_invariants=False)
 
 
 def as_layout(x: Tensor, layout: torch.layout) -> Tensor:

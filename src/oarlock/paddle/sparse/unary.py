@@ -58,7 +58,9 @@ def cast(x: Tensor, index_dtype: DTypeLike | None = None, value_dtype: DTypeLike
     values = values_of(x).to(as_dtype(value_dtype) or x.dtype)
     if x.layout == CSR:
         kind = as_dtype(index_dtype) or x.crow_indices().dtype
-        return torch.sparse_csr_tensor(x.crow_indices().to(kind), x.col_indices().to(kind), values, x.shape)
+        return torch.sparse_csr_tensor(
+            x.crow_indices().to(kind), x.col_indices().to(kind), values, x.shape, check_invariants=False
+        )
     return with_values(x, values)
 
 

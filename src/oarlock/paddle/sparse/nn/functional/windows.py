@@ -99,7 +99,7 @@ def _sparse_conv(dims: int) -> Callable[..., Tensor]:
         made = _convolved(x, weight, hits, targets, len(unique))
         made = made if bias is None else made + bias
         where = from_numbers(unique, sizes)
-        return torch.sparse_coo_tensor(where, made, (*sizes, made.shape[-1]), is_coalesced=True)
+        return torch.sparse_coo_tensor(where, made, (*sizes, made.shape[-1]), is_coalesced=True, check_invariants=False)
 
     call.__name__ = f"conv{dims}d"
     call.__doc__ = f"""A convolution over {dims} dimensions, at all places that a stored one reaches.
@@ -142,7 +142,7 @@ def _submanifold_conv(dims: int) -> Callable[..., Tensor]:
         made = _convolved(x, weight, hits, targets, len(order))
         made = made if bias is None else made + bias
         shape = (*sizes, made.shape[-1])
-        return torch.sparse_coo_tensor(x.indices(), made, shape, is_coalesced=True)
+        return torch.sparse_coo_tensor(x.indices(), made, shape, is_coalesced=True, check_invariants=False)
 
     call.__name__ = f"subm_conv{dims}d"
     call.__doc__ = f"""A convolution over {dims} dimensions at the stored places only, which the result has sorted.
@@ -189,4 +189,4 @@ def max_pool3d(
     lowest = values.new_full((len(unique), values.shape[-1]), -torch.inf)
     made = lowest.scatter_reduce(0, inverse[:, None].expand_as(values), values, "amax")
     where = from_numbers(unique, sizes)
-    return torch.sparse_coo_tensor(where, made, (*sizes, made.shape[-1]), is_coalesced=True)
+    return torch.sparse_coo_tensor(where, made, (*sizes, made.shape[-1]), is_coalesced=True, check_invariants=False)
