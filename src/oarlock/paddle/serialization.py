@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import secrets
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -41,8 +42,14 @@ def save(obj: Any, path: Any, protocol: int = 4, **configs: Any) -> None:
     if configs.get("safetensors"):
         from safetensors.torch import save_file
 
-        tensors = {name: _plain(value).contiguous() for name, value in obj.items()}
-        save_file({name: tensor.clone() for name, tensor in tensors.items()}, target)
+        tensors = _flat(obj)
+        temporary = target.with_name(f".{target.name}.tmp-{secrets.token_hex(6)}")
+        try:
+            save_file(tensors, temporary)
+            os.replace(temporary, target)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
         return
     save_state_file(target, _plain(obj, named=_has_array(obj)))
 
@@ -71,6 +78,16 @@ def load(path: Any, **configs: Any) -> Any:
     return _as_arrays(found) if configs.get("return_numpy") else found
 
 
+def _flat(obj: Any) -> dict[str, Tensor]:
+    """A dict of tensors for safetensors, each with memory of its own."""
+    if not isinstance(obj, dict):
+        raise TypeError(f"safetensors=True writes a dict of tensors, not {type(obj).__name__}")
+    for name, value in obj.items():
+        if not isinstance(value, (Tensor, np.ndarray)):
+            raise TypeError(f"safetensors=True writes a dict of tensors; {name!r} is {type(value).__name__}")
+    return {str(name): _plain(value).contiguous().clone() for name, value in obj.items()}
+
+
 def _has_array(value: Any) -> bool:
     inside = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
     return isinstance(value, np.ndarray) or any(map(_has_array, inside))
@@ -82,7 +99,9 @@ def _plain(value: Any, named: bool = False) -> Any:
         plain = value.detach().as_subclass(Tensor)
         return (str(getattr(value, "name", "") or ""), plain) if named else plain
     if isinstance(value, np.ndarray):
-        return torch.from_numpy(value)
+        return value if named else torch.from_numpy(value)
+    if isinstance(value, np.generic):
+        return value.item()
     if isinstance(value, dict):
         return {key: _plain(each, named) for key, each in value.items()}
     if isinstance(value, (list, tuple)):

@@ -201,5 +201,19 @@ def helpers_of_programs():
     ]
 
 
+def files_with_arrays():
+    """Arrays stay arrays beside tensors, of dtypes too that tensors do not have; numbers of numpy become plain."""
+    value = {
+        "w": numbers(2),
+        "state": [np.arange(3, dtype="uint32"), np.array([1, 2], "uint16"), np.array([0.5])],
+        "loss": np.float32(1.5),
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "state.pd")
+        paddle.save(value, path)
+        back = paddle.load(path)
+    return [back["w"], [[str(each.dtype), each.tolist()] for each in back["state"]], float(back["loss"])]
+
+
 if __name__ == "__main__":
     main(globals())

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from os import PathLike
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -32,8 +33,8 @@ def save_state_file(path: str | PathLike[str], state: object) -> None:
 
     Args:
         path: the file.
-        state: dicts, lists and tuples of tensors, numbers, texts and None. 8-bit floats become int8, as `paddle.save`
-            writes them.
+        state: dicts, lists and tuples of tensors, arrays, numbers, texts and None. 8-bit floats become int8, as
+            `paddle.save` writes them.
 
     Raises:
         TypeError: another value; ValueError: a dtype that Paddle does not have.
@@ -81,6 +82,8 @@ class _Pickler:
                 yield self._text(value)
             case Tensor():
                 yield from self._tensor(value)
+            case np.ndarray():
+                yield from self._array(value)
             case Record():
                 fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}  # type: ignore[arg-type]
                 yield self._global(FLEX_MODULE, type(value).__name__) + b")\x81"
@@ -113,7 +116,15 @@ class _Pickler:
         code = _AS_INTEGERS.get(tensor.dtype) or NUMPY_CODES.get(tensor.dtype)
         if code is None or tensor.dtype in _NOT_PADDLES:
             raise ValueError(f"Paddle has no dtype {tensor.dtype}; cast the tensor")
-        tensor = tensor.detach()
+        yield from self._coded(tensor.detach(), code)
+
+    def _array(self, array: np.ndarray) -> Iterator[bytes | Tensor]:
+        code = array.dtype.str[1:]
+        if code not in NUMPY_CODES.values() or array.dtype.str[0] == ">":
+            raise ValueError(f"a file of Paddle holds no array of dtype {array.dtype}; convert it")
+        yield from self._coded(torch.from_numpy(array), code)
+
+    def _coded(self, tensor: Tensor, code: str) -> Iterator[bytes | Tensor]:
         order = "|" if tensor.dtype.itemsize == 1 else "<"
         size = tensor.numel() * tensor.dtype.itemsize
         yield self._global("numpy.core.multiarray", "_reconstruct") + self._global("numpy", "ndarray")

@@ -138,7 +138,9 @@ def _filled(name: str, value: Any, tensors: Mapping[str, Tensor], named: bool) -
     """The value with its arrays replaced by tensors; it is known to be nested but a little."""
     if tensor_of(value) is not None:
         tensor = tensors[name or _ONE]
-        return tensor.numpy() if named and isinstance(value, Array) and tensor.dtype != torch.bfloat16 else tensor
+        if not named or not isinstance(value, Array):
+            return tensor
+        return (tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
     if isinstance(value, dict):
         return {key: _filled(_inside(name, key), item, tensors, named) for key, item in value.items()}
     if isinstance(value, list | tuple):
