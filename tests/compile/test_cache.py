@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from oarlock.compile import CompileCache
+from oarlock.compile import CompileCache, libraries
 from oarlock.compile.cache_entry import read_entry, read_key, write_entry
 from oarlock.compile.cache_key import CacheKey
 
@@ -21,7 +21,7 @@ PROGRAM = """
 import sys, torch
 from torch import nn
 from torch._dynamo.utils import counters
-from oarlock.compile import CompileCache
+from oarlock.compile import CompileCache, libraries
 model = nn.Sequential(nn.Linear(8, 8), nn.GELU())
 with CompileCache(sys.argv[1], model) as cache:
     torch.compile(model)(torch.ones(4, 8)).sum().backward()
@@ -52,6 +52,8 @@ def test_a_second_process_finds_what_the_first_compiled(tmp_path: Path) -> None:
     second = run(tmp_path / "store", tmp_path / "b")
     assert second[0].startswith("compile cache: hit")
     assert second[-1] == "True 0 2"
+    built, found = (sorted(p.name for p in (tmp_path / name).rglob("*.so")) for name in ("a", "b"))
+    assert built == found
     assert len(second) == 2  # nothing new to save
     (entry,) = (tmp_path / "store").iterdir()
     entry.write_bytes(entry.read_bytes()[:-100])
@@ -167,6 +169,25 @@ def test_headers_of_another_form_are_no_neighbours(tmp_path: Path, header: bytes
     mine = cache(tmp_path, [])
     assert not mine.load()
     assert mine.reason == f"nothing was compiled into {tmp_path} yet"
+
+
+def test_libraries_go_back_to_the_inductor_s_folder_and_nowhere_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(libraries, "_folder", lambda: tmp_path / "one")
+    built = tmp_path / "one" / "ab" / "cab.so"
+    built.parent.mkdir(parents=True)
+    built.write_bytes(b"library")
+    os.utime(built, (1, 1))  # long ago, but loaded
+    monkeypatch.setattr(libraries, "_loaded", lambda folder: [built])
+    data = libraries.with_libraries(b"artifacts", 1e9)
+    monkeypatch.setattr(libraries, "_folder", lambda: tmp_path / "two")
+    assert libraries.put_libraries(data) == b"artifacts"
+    assert (tmp_path / "two" / "ab" / "cab.so").read_bytes() == b"library"
+    for wrong in (data[:-1], data + b"x", data[:10], data.replace(b"ab/cab.so", b"../cab.so")):
+        with pytest.raises(ValueError, match=r"is cut|no library of"):
+            libraries.put_libraries(wrong)
+    assert not (tmp_path / "cab.so").exists()
 
 
 def test_content_that_torch_cannot_read_is_a_miss(tmp_path: Path) -> None:

@@ -4,10 +4,10 @@
         torch.compile(model)(batch)
     # saves, where something was compiled anew
 
-An entry is one file, written under a temporary name and renamed; any number of processes may write at once. Its name is
-a hash of the key: the versions of torch, Python and Triton, the processor or GPU, the configuration of the compiler,
-the sources of the model and what it may call in Oarlock. A change of any is a miss, and the message names it: the
-option, the file.
+An entry is one file, written under a temporary name and renamed; any number of processes may write at once. It has
+torch's artifacts and, on a CPU, the libraries of C++ kernels, which take longest to build. Its name is a hash of the
+key: the versions of torch, Python and Triton, the processor or GPU, the configuration of the compiler, the sources of
+the model and what it may call in Oarlock. A change of any is a miss, and the message names it: the option, the file.
 
 What is loaded is executed. Use folders that only people write to whom you would let run code.
 """
@@ -26,6 +26,7 @@ from torch import nn
 
 from oarlock.compile.cache_entry import read_entry, read_key, write_entry
 from oarlock.compile.cache_key import make_key
+from oarlock.compile.libraries import put_libraries, with_libraries
 
 _SUFFIX = ".compiled"
 
@@ -61,6 +62,7 @@ class CompileCache:
         self.reason = ""
         self._tell = tell
         self._misses = 0
+        self._loaded_at = time.time()
 
     @property
     def key(self) -> dict[str, str]:
@@ -85,12 +87,12 @@ class CompileCache:
     def load(self) -> bool:
         """Make compiled code of the entry available; whether there was one."""
         began = time.perf_counter()
-        self._misses = _num_misses()
+        self._misses, self._loaded_at = _num_misses(), time.time()
         self.hit, self.reason = False, ""
         if self.path.is_file():
             try:
                 made, data = read_entry(self.path)
-                if torch.compiler.load_cache_artifacts(data) is None:
+                if torch.compiler.load_cache_artifacts(put_libraries(data)) is None:
                     raise ValueError("torch cannot read its content")
             except OSError as error:
                 self.reason = f"{self.path} cannot be read ({error.strerror or error})"
@@ -115,8 +117,8 @@ class CompileCache:
         artifacts = torch.compiler.save_cache_artifacts()
         if artifacts is None:
             return None
-        data, _ = artifacts
         try:
+            data = with_libraries(artifacts[0], self._loaded_at)
             self.folder.mkdir(parents=True, exist_ok=True)
             write_entry(self.path, self._key, data)
         except OSError as error:  # the work is done: the next run compiles again, this one goes on
