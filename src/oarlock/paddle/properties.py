@@ -29,11 +29,15 @@ class Flag(int):
         return repr(bool(self))
 
 
-def _is_sparse(x: Tensor) -> Flag:
+def _is_sparse(x: Tensor) -> int:
+    if torch.compiler.is_compiling():  # a graph knows torch's value only
+        return x.layout == torch.sparse_coo
     return Flag.of(x.layout == torch.sparse_coo, x.layout in (torch.sparse_coo, torch.sparse_csr))
 
 
-def _is_sparse_csr(x: Tensor) -> Flag:
+def _is_sparse_csr(x: Tensor) -> int:
+    if torch.compiler.is_compiling():
+        return x.layout == torch.sparse_csr
     return Flag.of(x.layout == torch.sparse_csr, x.layout == torch.sparse_csr)
 
 

@@ -183,6 +183,23 @@ def test_what_a_tensor_says_of_its_layout() -> None:
         assert sparse.nn.BatchNorm(1)(paddle.ones([1, 2, 2, 2, 1]).to_sparse_coo(4)).values().shape == [8, 1]
 
 
+def test_a_graph_takes_torchs_value() -> None:
+    """Torch's own code asks for it, its optimizers for one."""
+    doubled = torch.compile(lambda x: x if x.is_sparse or x.is_sparse_csr else 2 * x, backend="eager", fullgraph=True)
+    assert doubled(torch.ones(2)).tolist() == [2.0, 2.0]
+
+
+def test_tensors_without_entries() -> None:
+    empty = torch.zeros(3, 4)
+    for to in LAYOUTS.values():
+        x = to(empty)
+        for made in (sparse.sin(x), sparse.add(x, x), sparse.transpose(x, [1, 0]), sparse.nn.functional.softmax(x)):
+            assert made.nnz() == 0
+        assert sparse.sum(x, -1).to_dense().sum() == 0
+        assert sparse.matmul(x, torch.ones(4, 2)).tolist() == [[0.0, 0.0]] * 3
+    assert sparse.sum(sparse.isnan(some(3, 4).to_sparse())).to_dense().tolist() == [0]
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
@@ -191,6 +208,8 @@ def test_what_a_tensor_says_of_its_layout() -> None:
         (lambda: sparse.add(some(2, 3).to_sparse(), some(2, 3).to_sparse_csr()), "one shape and layout"),
         (lambda: sparse.add(some(2, 3).to_sparse(), some(3, 2).to_sparse()), "one shape and layout"),
         (lambda: sparse.mask_as(some(2, 3), some(3, 2).to_sparse()), "must have one shape"),
+        (lambda: sparse.sparse_coo_tensor(torch.zeros(2, 0, dtype=torch.int64), torch.zeros(0)), "needs a shape"),
+        (lambda: sparse.sparse_csr_tensor([0, 0], torch.zeros(0, dtype=torch.int64), torch.zeros(0)), "needs a shape"),
         (lambda: sparse.sparse_coo_tensor([[0, 3]], [1.0, 2.0], [3]), "outside the shape"),
         (lambda: sparse.sparse_coo_tensor([[0, 1]], [1.0], [3]), "were expected"),
         (lambda: sparse.sparse_coo_tensor([[0, 1]], [1.0, 2.0], [3, 3]), "shape of 1 dimensions"),

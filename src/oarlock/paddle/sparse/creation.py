@@ -35,6 +35,7 @@ def sparse_coo_tensor(
             f"indices [dimensions, E] and values [E, ...] were expected, not {list(where.shape)}, {list(made.shape)}"
         )
     if shape is None:
+        _check_entries(where.shape[1])
         full = [*(int(n) + 1 for n in where.max(1).values), *made.shape[1:]]
     else:
         full = as_ints(shape)
@@ -69,6 +70,8 @@ def sparse_csr_tensor(
     """
     starts, columns = to_tensor(crows, None, place), to_tensor(cols, None, place)
     made = _values(values, dtype, place)
+    if shape is None:
+        _check_entries(len(columns))
     full = [len(starts) - 1, int(columns.max()) + 1] if shape is None else as_ints(shape)
     if len(full) not in (2, 3):
         raise ValueError(f"a CSR tensor has 2 or 3 dimensions, not the shape {full}")
@@ -79,6 +82,11 @@ def sparse_csr_tensor(
         columns, made = columns.reshape(full[0], -1), made.reshape(full[0], -1)
     made = torch.sparse_csr_tensor(starts, columns, made, full, check_invariants=True)
     return made if stop_gradient or made.requires_grad else made.requires_grad_()
+
+
+def _check_entries(count: int) -> None:
+    if not count:
+        raise ValueError("a tensor without entries needs a shape")
 
 
 def _values(values: Any, dtype: DTypeLike | None, place: Any) -> Tensor:

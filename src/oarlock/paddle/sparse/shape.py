@@ -81,7 +81,8 @@ def sum(x: Tensor, axis: Any = None, dtype: DTypeLike | None = None, keepdim: bo
     last dimension or over all, and keeps its dimensions.
     """
     check_sparse(x, "sum")
-    places, values = places_of(x), flat_values_of(x).to(as_dtype(dtype) or x.dtype)
+    kind = as_dtype(dtype) or (torch.int64 if x.dtype == torch.bool else x.dtype)
+    places, values = places_of(x), flat_values_of(x).to(kind)
     rows = x.layout == torch.sparse_csr
     dims = as_dims(axis)
     gone = {n % x.ndim for n in range(x.ndim)} if dims is None else {n % x.ndim for n in dims}

@@ -108,9 +108,9 @@ class SyncBatchNorm(norm.SyncBatchNorm):
     ) -> None:
         super().__init__(num_features, momentum, epsilon, weight_attr, bias_attr, "NC", None, name)
 
-    def forward(self, input: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
         """The same places."""
-        return _normalised(input, super().forward)
+        return _normalised(x, super().forward)
 
     @classmethod
     def convert_sync_batchnorm(cls, layer: Layer) -> Layer:
