@@ -46,6 +46,12 @@ def test_probes(probes: str, tmp_path: Path) -> None:
     assert found == {name: near(value) for name, value in recorded.items()}
 
 
+def test_a_program_that_starts_two_processes(tmp_path: Path) -> None:
+    run("two_processes.py", str(tmp_path))
+    found = json.loads((tmp_path / "two_processes.json").read_text())
+    assert found == near(json.loads((PROGRAMS / "recorded" / "two_processes.json").read_text()))
+
+
 def near(value: Any) -> Any:
     """The value, that equals others whose fractions differ by float32's rounding."""
     if isinstance(value, float):

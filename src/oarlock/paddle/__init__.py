@@ -9,8 +9,8 @@ paddle.patch_tensor()                                                      # x.a
 
 import importlib as _importlib
 import math as _math
-from types import ModuleType as _ModuleType
 from typing import TYPE_CHECKING as _TYPE_CHECKING
+from typing import Any as _Any
 
 import torch as _torch
 
@@ -85,10 +85,20 @@ IntTensor, LongTensor, ShortTensor, CharTensor, ByteTensor, BoolTensor = (
 
 if _TYPE_CHECKING:
     from oarlock.paddle import distributed, distribution
+    from oarlock.paddle.distributed.data_parallel import DataParallel
 
 
-def __getattr__(name: str) -> _ModuleType:
-    """`paddle.distributed` and `distribution` are imported when they are first used: torch's take long."""
-    if name in ("distributed", "distribution"):
-        return _importlib.import_module(f"oarlock.paddle.{name}")
+_LATE = {"distributed": "distributed", "distribution": "distribution", "DataParallel": "distributed.data_parallel"}
+
+
+def __getattr__(name: str) -> _Any:
+    """What takes long to import, because torch's own part does, is imported when it is first used."""
+    if name in _LATE:
+        module = _importlib.import_module(f"oarlock.paddle.{_LATE[name]}")
+        return module if _LATE[name] == name else getattr(module, name)
     raise AttributeError(f"paddle has no {name!r} here; `oarlock paddle coverage` lists what there is")
+
+
+def __dir__() -> list[str]:
+    """All names, also those not imported yet."""
+    return sorted({*globals(), *_LATE})

@@ -20,6 +20,7 @@ from oarlock.paddle.dtypes import CUDAPinnedPlace as CUDAPinnedPlace
 from oarlock.paddle.dtypes import CUDAPlace as CUDAPlace
 from torch import CharTensor as CharTensor
 from oarlock.paddle.dtypes import CustomPlace as CustomPlace
+from oarlock.paddle.distributed.data_parallel import DataParallel as DataParallel
 from torch import DoubleTensor as DoubleTensor
 from torch import FloatTensor as FloatTensor
 from torch import Generator as Generator

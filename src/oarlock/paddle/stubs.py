@@ -75,7 +75,7 @@ def _module(namespace: str, module: types.ModuleType) -> str:
 def _lines(namespace: str, module: types.ModuleType) -> Iterator[tuple[int, str, str]]:
     """What a module has, as (order, name, text)."""
     inner = [info.name for info in pkgutil.iter_modules(getattr(module, "__path__", []))]
-    for name in {*vars(module), *inner}:
+    for name in {*dir(module), *inner}:
         if name in inner and not hasattr(module, name):
             importlib.import_module(f"{module.__name__}.{name}")
         value = getattr(module, name)

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as functional
 
@@ -63,6 +64,8 @@ def layout() -> dict[str, Any]:
     fleet.init(is_collective=True, strategy=strategy)
     hcg = fleet.get_hybrid_communicate_group()
     alone = dist.new_group([1])
+    with pytest.raises(ValueError, match=r"distributed_model\(\) does data parallelism here, .*'mp': 2"):
+        fleet.distributed_model(paddle.nn.Linear(2, 2))
     return {
         "mp": [hcg.get_model_parallel_rank(), hcg.get_model_parallel_world_size()],
         "dp": [hcg.get_data_parallel_rank(), hcg.get_data_parallel_world_size()],

@@ -35,6 +35,7 @@ from oarlock.paddle.distributed.communication.group import (
     is_initialized,
     new_group,
 )
+from oarlock.paddle.distributed.data_parallel import DataParallel
 from oarlock.paddle.distributed.flex_checkpoint.dcp.load_state_dict import load_merged_state_dict, load_state_dict
 from oarlock.paddle.distributed.flex_checkpoint.dcp.save_state_dict import save_state_dict
 from oarlock.paddle.distributed.flex_checkpoint.dcp.sharded_weight import (
@@ -44,6 +45,7 @@ from oarlock.paddle.distributed.flex_checkpoint.dcp.sharded_weight import (
     shard_weight,
 )
 from oarlock.paddle.distributed.parallelize import ColWiseParallel, RowWiseParallel, parallelize
+from oarlock.paddle.distributed.spawn import spawn
 from oarlock.paddle.distributed.tensors import (
     Partial,
     Placement,
@@ -61,6 +63,7 @@ from oarlock.paddle.distributed.tensors import (
 
 __all__ = [
     "ColWiseParallel",
+    "DataParallel",
     "Group",
     "ParallelEnv",
     "Partial",
@@ -113,6 +116,7 @@ __all__ = [
     "shard_layer",
     "shard_tensor",
     "shard_weight",
+    "spawn",
     "unshard_dtensor",
     "wait",
 ]

@@ -99,7 +99,7 @@ def init_parallel_env() -> Group:
     """Join the processes that torchrun or `paddle.distributed.launch` has started; alone, nothing happens.
 
     Reads RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, or Paddle's PADDLE_TRAINER_ID, PADDLE_TRAINERS_NUM and
-    PADDLE_MASTER.
+    PADDLE_MASTER; and PADDLE_DISTRI_BACKEND, "nccl" or "gloo", where the usual one is not wanted.
     """
     if not dist.is_initialized():
         for ours, theirs in (("RANK", "PADDLE_TRAINER_ID"), ("WORLD_SIZE", "PADDLE_TRAINERS_NUM")):
@@ -109,7 +109,8 @@ def init_parallel_env() -> Group:
             address, _, port = os.environ["PADDLE_MASTER"].rpartition(":")
             os.environ.update(MASTER_ADDR=address, MASTER_PORT=port)
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-            dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+            usual = "nccl" if torch.cuda.is_available() else "gloo"
+            dist.init_process_group(os.environ.get("PADDLE_DISTRI_BACKEND", usual))
             _groups.clear()
     return get_group(0)
 
