@@ -3,6 +3,7 @@
 import dataclasses
 import gc
 import random
+import sys
 import threading
 import time
 import weakref
@@ -60,6 +61,27 @@ def test_a_copy_that_is_cancelled_meanwhile_ends_behind_its_piece() -> None:
     assert time.perf_counter() - began < 0.4
     assert len(moved) == 1
     link.close()
+
+
+def test_waits_of_less_than_a_microsecond_end() -> None:
+    """Copies that take about as long as the link's rate asks for, in a thread that is interrupted all the time."""
+    over = threading.Event()
+    others = [threading.Thread(target=lambda: [None for _ in iter(over.is_set, True)]) for _ in range(2)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for other in others:
+            other.start()
+        link = Link("x", rate=4e9)
+        for _ in range(10_000):
+            link.send(8192, lambda start, stop: None)
+        closing = threading.Thread(target=link.close, daemon=True)
+        closing.start()
+        closing.join(60)
+        assert not closing.is_alive()
+    finally:
+        over.set()
+        sys.setswitchinterval(interval)
 
 
 def test_cancelling_may_race_with_running() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import queue
 import threading
@@ -29,7 +30,9 @@ class Transfer:
         # One of `run` and `cancel` takes it. No lock: `cancel` may be called by a destructor at any point of either.
         self._moves = deque([move])
         self._has_turn = False
-        self._ends_early: queue.SimpleQueue[None] = queue.SimpleQueue()
+        # Held until the copy is cancelled. (A SimpleQueue may wait for ever where its timeout is under a microsecond.)
+        self._running = threading.Lock()
+        self._running.acquire()
         self._done = threading.Event()
         self._error: BaseException | None = None
 
@@ -62,7 +65,8 @@ class Transfer:
         self.is_cancelled = True
         if self._take() is not None:
             return
-        self._ends_early.put(None)
+        with contextlib.suppress(RuntimeError):  # another has cancelled it too
+            self._running.release()
         if wait and self._has_turn:  # else another has cancelled it in the queue
             self._done.wait()
 
@@ -88,11 +92,7 @@ class Transfer:
             return None
 
     def _is_ended_within(self, seconds: float) -> bool:
-        try:
-            self._ends_early.get(block=seconds > 0, timeout=max(0.0, seconds))
-        except queue.Empty:
-            return False
-        return True
+        return self._running.acquire(timeout=min(max(0.0, seconds), threading.TIMEOUT_MAX))
 
 
 class Link:
