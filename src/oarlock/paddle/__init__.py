@@ -20,14 +20,17 @@ from oarlock.paddle import (
     autograd,
     base,
     compat,
+    cuda,
     device,
     fft,
     framework,
+    functional,
     geometric,
     incubate,
     inplace,
     io,
     jit,
+    library,
     linalg,
     methods,
     methods_in_place,
@@ -48,19 +51,24 @@ from oarlock.paddle import (
     vision,
 )
 from oarlock.paddle import dtypes as _dtypes
+from oarlock.paddle import paths as _paths
+from oarlock.paddle.amp.auto_cast import autocast
+from oarlock.paddle.compat.proxy import use_torch_proxy_guard as use_compat_guard
 from oarlock.paddle.declare import exports as _exports
+from oarlock.paddle.device import Event, Stream, device_guard, get_device_module
 from oarlock.paddle.dtypes import CPUPlace, CUDAPinnedPlace, CUDAPlace, CustomPlace, Place, XPUPlace
 from oarlock.paddle.nn.lazy import LazyGuard
 from oarlock.paddle.nn.parameter import ParamAttr
 from oarlock.paddle.patch import patch_tensor, unpatch_tensor
 from oarlock.paddle.strict import strict
 from oarlock.paddle.tensor_class import Tensor
-from oarlock.paddle.tensor_namespace import furnish as _furnish
 
 for _name, _dtype in {**_dtypes.NAMES, **_dtypes.SHORT, "float": _torch.float32}.items():
     globals()[_name] = _dtype
 globals().update(_exports("paddle"))
-_furnish(globals()["tensor"])
+tensor = _paths.tensor_namespace(globals()["tensor"])
+_paths.add_files()
+get_default_device, set_default_device = framework.get_device, framework.set_device
 
 __version__ = version.full_version
 Generator = _torch.Generator

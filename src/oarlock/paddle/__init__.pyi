@@ -22,6 +22,7 @@ from torch import CharTensor as CharTensor
 from oarlock.paddle.dtypes import CustomPlace as CustomPlace
 from oarlock.paddle.distributed.data_parallel import DataParallel as DataParallel
 from torch import DoubleTensor as DoubleTensor
+from torch import Event as Event
 from torch import FloatTensor as FloatTensor
 from torch import Generator as Generator
 from torch import HalfTensor as HalfTensor
@@ -32,17 +33,21 @@ from oarlock.paddle.nn.parameter import ParamAttr as ParamAttr
 from oarlock.paddle.dtypes import Place as Place
 from torch import ShortTensor as ShortTensor
 from torch import Size as Size
+from torch import Stream as Stream
 from oarlock.paddle.dtypes import XPUPlace as XPUPlace
 from oarlock.paddle import amp as amp
 from oarlock.paddle import audio as audio
+from oarlock.paddle.amp.auto_cast import autocast as autocast
 from oarlock.paddle import autograd as autograd
 from oarlock.paddle import base as base
 from oarlock.paddle import check as check
 from oarlock.paddle import compat as compat
 from oarlock.paddle import conventions as conventions
 from oarlock.paddle import coverage as coverage
+from oarlock.paddle import cuda as cuda
 from oarlock.paddle import declare as declare
 from oarlock.paddle import device as device
+from oarlock.paddle.device.devices import device_guard as device_guard
 from oarlock.paddle import distributed as distributed
 from oarlock.paddle import distribution as distribution
 from torch import dtype as dtype
@@ -50,12 +55,15 @@ from oarlock.paddle import dtypes as dtypes
 from torch import enable_grad as enable_grad
 from oarlock.paddle import fft as fft
 from oarlock.paddle import framework as framework
+from oarlock.paddle import functional as functional
 from oarlock.paddle import geometric as geometric
+from oarlock.paddle.device.devices import get_device_module as get_device_module
 from oarlock.paddle import getitem as getitem
 from oarlock.paddle import incubate as incubate
 from oarlock.paddle import inplace as inplace
 from oarlock.paddle import io as io
 from oarlock.paddle import jit as jit
+from oarlock.paddle import library as library
 from oarlock.paddle import linalg as linalg
 from oarlock.paddle import methods as methods
 from oarlock.paddle import methods_in_place as methods_in_place
@@ -66,6 +74,7 @@ from oarlock.paddle import operators as operators
 from oarlock.paddle import optimizer as optimizer
 from oarlock.paddle import patch as patch
 from oarlock.paddle.patch import patch_tensor as patch_tensor
+from oarlock.paddle import paths as paths
 from oarlock.paddle import program as program
 from oarlock.paddle import properties as properties
 from oarlock.paddle import random as random
@@ -81,10 +90,10 @@ from oarlock.paddle.strict import strict as strict
 from oarlock.paddle import strict_types as strict_types
 from oarlock.paddle import stubs as stubs
 from oarlock.paddle import tensor_class as tensor_class
-from oarlock.paddle import tensor_namespace as tensor_namespace
 from oarlock.paddle import tensors as tensors
 from oarlock.paddle import text as text
 from oarlock.paddle.patch import unpatch_tensor as unpatch_tensor
+from oarlock.paddle.compat.proxy import use_torch_proxy_guard as use_compat_guard
 from oarlock.paddle import utils as utils
 from oarlock.paddle import version as version
 from oarlock.paddle import vision as vision
@@ -318,6 +327,7 @@ def get_autocast_dtype(device_type: Any = ..., name: builtins.str | None = ...) 
 def get_autocast_gpu_dtype(device_type: Any = ..., name: builtins.str | None = ...) -> builtins.str: ...
 def get_cuda_rng_state(name: builtins.str | None = ...) -> builtins.list[Tensor]: ...
 def get_cudnn_version(name: builtins.str | None = ...) -> builtins.int | None: ...
+def get_default_device(input: torch.Tensor | None = ..., name: builtins.str | None = ..., *, x: torch.Tensor | None = ...) -> Any: ...
 def get_default_dtype(name: builtins.str | None = ...) -> builtins.str: ...
 def get_device(input: torch.Tensor | None = ..., name: builtins.str | None = ..., *, x: torch.Tensor | None = ...) -> Any: ...
 def get_flags(flags: Any, name: builtins.str | None = ...) -> builtins.dict[builtins.str, Any]: ...
@@ -559,6 +569,7 @@ def searchsorted(sorted_sequence: torch.Tensor, values: Any = ..., out_int32: bu
 def seed(seed: builtins.int, name: builtins.str | None = ...) -> torch._C.Generator: ...
 def select_scatter(x: torch.Tensor = ..., values: torch.Tensor = ..., axis: builtins.int = ..., index: builtins.int = ..., name: builtins.str | None = ..., *, out: Any = ..., input: torch.Tensor = ..., src: torch.Tensor = ..., dim: builtins.int = ...) -> Tensor: ...
 def set_cuda_rng_state(state_list: Any, name: builtins.str | None = ...) -> None: ...
+def set_default_device(device: Any, name: builtins.str | None = ...) -> oarlock.paddle.dtypes.Place: ...
 def set_default_dtype(d: Any, name: builtins.str | None = ...) -> None: ...
 def set_device(device: Any, name: builtins.str | None = ...) -> oarlock.paddle.dtypes.Place: ...
 def set_flags(flags: collections.abc.Mapping[builtins.str, Any], name: builtins.str | None = ...) -> None: ...

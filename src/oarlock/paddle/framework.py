@@ -48,6 +48,14 @@ def in_dynamic_mode() -> bool:
     return True
 
 
+in_dynamic_or_pir_mode = in_dynamic_mode
+
+
+def in_pir_mode() -> bool:
+    """False: there are no static graphs."""
+    return False
+
+
 @api(out=False)
 def disable_static(place: Any = None) -> None:
     """Nothing to do: execution is always eager."""

@@ -84,7 +84,7 @@ def _lines(namespace: str, module: types.ModuleType) -> Iterator[tuple[int, str,
         if declaration := REGISTRY.get(f"{namespace}.{name}"):
             yield 2, name, "\n".join(_function(name, declaration))
         elif inspect.ismodule(value):
-            if value.__name__ == f"oarlock.{namespace}.{name}":
+            if value.__name__ == f"oarlock.{namespace}.{name}" and getattr(value, "__file__", None):
                 yield 0, name, f"from oarlock.{namespace} import {name} as {name}"
         elif isinstance(value, torch.dtype):
             yield 1, name, f"{name}: torch.dtype"
@@ -92,8 +92,11 @@ def _lines(namespace: str, module: types.ModuleType) -> Iterator[tuple[int, str,
             yield 1, name, f"{name}: {'None' if value is None else 'builtins.float'}"
         elif getattr(torch, name, None) is value:
             yield 0, name, f"from torch import {name} as {name}"
-        elif str(getattr(value, "__module__", "")).startswith("oarlock.") and value.__module__ != module.__name__:
-            yield 0, name, f"from {value.__module__} import {name} as {name}"
+        elif str(getattr(value, "__module__", "")).startswith("oarlock."):
+            if value.__module__ != module.__name__:
+                yield 0, name, f"from {value.__module__} import {getattr(value, '__name__', name)} as {name}"
+            elif declaration := REGISTRY.get(f"{namespace}.{getattr(value, '__name__', name)}"):
+                yield 2, name, "\n".join(_function(name, declaration))
 
 
 def _function(name: str, declaration: Declaration, method: bool = False) -> Iterator[str]:

@@ -2,8 +2,10 @@
 
 from oarlock.paddle.amp import debugging
 from oarlock.paddle.amp.auto_cast import (
+    amp_decorate,
     amp_guard,
     auto_cast,
+    autocast,
     decorate,
     get_autocast_cpu_dtype,
     get_autocast_dtype,
@@ -16,8 +18,10 @@ from oarlock.paddle.amp.grad_scaler import GradScaler
 
 __all__ = [
     "GradScaler",
+    "amp_decorate",
     "amp_guard",
     "auto_cast",
+    "autocast",
     "debugging",
     "decorate",
     "get_autocast_cpu_dtype",

@@ -54,6 +54,13 @@ def auto_cast(
 amp_guard = auto_cast
 
 
+def autocast(
+    device_type: str | None, dtype: str = "float16", enabled: bool = True, cache_enabled: bool = True
+) -> contextlib.AbstractContextManager[None]:
+    """`auto_cast` with the arguments of torch.autocast; the kind of device is always the one there is."""
+    return auto_cast(enable=enabled, dtype=dtype)
+
+
 def is_autocast_enabled(device_type: str | None = None) -> bool:
     """Whether operations of a kind of device are cast now."""
     return torch.is_autocast_enabled(_kind(device_type))
@@ -103,6 +110,9 @@ def decorate(
         for optimizer in every:
             optimizer._multi_precision = master_weight is not False
     return models if optimizers is None else (models, optimizers)
+
+
+amp_decorate = decorate
 
 
 def is_float16_supported(device: Any = None) -> bool:

@@ -6,6 +6,29 @@ import contextlib
 from collections.abc import Iterator, Mapping
 
 from oarlock import debug
+from oarlock.paddle.framework import in_dynamic_mode, in_dynamic_or_pir_mode, in_pir_mode, is_compiled_with_cuda
+from oarlock.paddle.nn.parameter import Parameter
+
+EagerParamBase = Parameter
+
+
+class Variable:
+    """What tensors are in static graphs; no tensor is one here."""
+
+
+in_dygraph_mode = in_dynamic_mode
+
+__all__ = [
+    "EagerParamBase",
+    "Variable",
+    "backward_vlog_guard",
+    "in_dygraph_mode",
+    "in_dynamic_mode",
+    "in_dynamic_or_pir_mode",
+    "in_pir_mode",
+    "is_compiled_with_cuda",
+    "vlog_guard",
+]
 
 
 @contextlib.contextmanager

@@ -1,17 +1,35 @@
 """Devices, streams and their memory, over torch.accelerator; on a CPU alone what needs a device says so."""
 
+from torch import (
+    BFloat16Tensor,
+    BoolTensor,
+    ByteTensor,
+    CharTensor,
+    DoubleTensor,
+    FloatTensor,
+    HalfTensor,
+    IntTensor,
+    LongTensor,
+    ShortTensor,
+)
+
 from oarlock.paddle.device import cuda
 from oarlock.paddle.device.devices import (
+    current_device,
     device_count,
     device_guard,
     get_all_custom_device_type,
     get_all_device_type,
     get_available_custom_device,
     get_available_device,
+    get_device_capability,
+    get_device_module,
     get_device_name,
     get_device_properties,
+    ipc_collect,
     is_available,
     is_bf16_supported,
+    manual_seed,
 )
 from oarlock.paddle.device.memory import (
     empty_cache,
@@ -23,7 +41,19 @@ from oarlock.paddle.device.memory import (
     reset_max_memory_reserved,
     reset_peak_memory_stats,
 )
-from oarlock.paddle.device.streams import Event, Stream, current_stream, set_stream, stream_guard, synchronize
+from oarlock.paddle.device.streams import (
+    Event,
+    Stream,
+    StreamContext,
+    current_stream,
+    get_stream_from_external,
+    is_current_stream_capturing,
+    set_stream,
+    stream,
+    stream_guard,
+    synchronize,
+)
+from oarlock.paddle.dtypes import XPUPlace
 from oarlock.paddle.framework import (
     get_cudnn_version,
     get_device,
@@ -38,11 +68,29 @@ from oarlock.paddle.framework import (
 )
 from oarlock.paddle.tensors.random import get_rng_state, set_rng_state
 
+get_default_device, set_default_device = get_device, set_device
+manual_seed_all = manual_seed
+device = device_guard
+
 __all__ = [
+    "BFloat16Tensor",
+    "BoolTensor",
+    "ByteTensor",
+    "CharTensor",
+    "DoubleTensor",
     "Event",
+    "FloatTensor",
+    "HalfTensor",
+    "IntTensor",
+    "LongTensor",
+    "ShortTensor",
     "Stream",
+    "StreamContext",
+    "XPUPlace",
     "cuda",
+    "current_device",
     "current_stream",
+    "device",
     "device_count",
     "device_guard",
     "empty_cache",
@@ -51,10 +99,15 @@ __all__ = [
     "get_available_custom_device",
     "get_available_device",
     "get_cudnn_version",
+    "get_default_device",
     "get_device",
+    "get_device_capability",
+    "get_device_module",
     "get_device_name",
     "get_device_properties",
     "get_rng_state",
+    "get_stream_from_external",
+    "ipc_collect",
     "is_available",
     "is_bf16_supported",
     "is_compiled_with_cinn",
@@ -64,6 +117,9 @@ __all__ = [
     "is_compiled_with_ipu",
     "is_compiled_with_rocm",
     "is_compiled_with_xpu",
+    "is_current_stream_capturing",
+    "manual_seed",
+    "manual_seed_all",
     "max_memory_allocated",
     "max_memory_reserved",
     "memory_allocated",
@@ -71,9 +127,11 @@ __all__ = [
     "reset_max_memory_allocated",
     "reset_max_memory_reserved",
     "reset_peak_memory_stats",
+    "set_default_device",
     "set_device",
     "set_rng_state",
     "set_stream",
+    "stream",
     "stream_guard",
     "synchronize",
 ]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 from collections.abc import Iterator
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -77,6 +79,16 @@ def get_device_name(device: Any = None) -> str:
     return torch.cuda.get_device_name(number_of(device))
 
 
+def get_device_capability(device: Any = None) -> tuple[int, int]:
+    """The compute capability of a GPU, (major, minor)."""
+    return torch.cuda.get_device_capability(number_of(device))
+
+
+def current_device() -> int:
+    """The number of the current device; 0 where there is none but the CPU."""
+    return torch.accelerator.current_device_index() if torch.accelerator.is_available() else 0
+
+
 def is_bf16_supported(including_emulation: bool = True) -> bool:
     """Whether the device computes with bfloat16; every CPU does."""
     return not torch.cuda.is_available() or torch.cuda.is_bf16_supported(including_emulation)
@@ -84,7 +96,25 @@ def is_bf16_supported(including_emulation: bool = True) -> bool:
 
 @contextlib.contextmanager
 def device_guard(device: Any) -> Iterator[None]:
-    """New tensors of the block are on a device."""
+    """New tensors of the block are on a device; None changes nothing."""
     found = as_device(device)
-    with torch.device("cpu" if found is None else found):
+    with contextlib.nullcontext() if found is None else torch.device(found):
         yield
+
+
+def get_device_module(device: Any = None) -> ModuleType:
+    """`paddle.cuda` for a GPU, `paddle.device` for the CPU and devices of plug-ins; None for the current device."""
+    found = torch.get_default_device() if device is None else as_device(device)
+    kind = "cuda" if found is not None and found.type == "cuda" else "device"
+    return importlib.import_module(f"oarlock.paddle.{kind}")
+
+
+def manual_seed(seed: int) -> None:
+    """Seed every generator."""
+    torch.manual_seed(seed)
+
+
+def ipc_collect() -> None:
+    """Free the memory of a GPU that other processes have given back."""
+    number_of(None)
+    torch.cuda.ipc_collect()

@@ -26,13 +26,29 @@ def set_stream(stream: torch.Stream) -> torch.Stream:
 
 
 @contextlib.contextmanager
-def stream_guard(stream: torch.Stream) -> Iterator[None]:
-    """Another stream for a block."""
+def stream_guard(stream: torch.Stream | None = None) -> Iterator[None]:
+    """Another stream for a block; None changes nothing."""
+    if stream is None:
+        yield
+        return
     before = set_stream(stream)
     try:
         yield
     finally:
         torch.accelerator.set_stream(before)
+
+
+StreamContext = stream = stream_guard
+
+
+def is_current_stream_capturing() -> bool:
+    """Whether the current stream is being captured into a CUDA graph."""
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
+def get_stream_from_external(data_ptr: int, device: Any = None) -> torch.Stream:
+    """The stream of another library, by its handle."""
+    return torch.cuda.ExternalStream(data_ptr, number_of(device))
 
 
 def synchronize(device: Any = None) -> None:

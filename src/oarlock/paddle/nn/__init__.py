@@ -1,6 +1,6 @@
 """`paddle.nn`: layers, the functions of networks, initialisers and gradient clipping."""
 
-from oarlock.paddle.nn import functional, init, initializer, layer, loss, utils
+from oarlock.paddle.nn import attention, functional, init, initializer, layer, loss, modules, utils
 from oarlock.paddle.nn.clip import ClipGradByGlobalNorm, ClipGradByNorm, ClipGradByValue
 from oarlock.paddle.nn.decode import BeamSearchDecoder, dynamic_decode
 from oarlock.paddle.nn.layer.attention import MultiHeadAttention
@@ -45,6 +45,7 @@ from oarlock.paddle.nn.layer.weighted import (
     PReLU,
 )
 from oarlock.paddle.nn.parameter import ParamAttr, Parameter
+from oarlock.paddle.nn.utils import spectral_norm
 
 globals().update(_CLASSES)
 Conv1d, Conv2d, Conv3d = Conv1D, Conv2D, Conv3D
@@ -91,11 +92,14 @@ __all__ = [
     "Sequential",
     "SpectralNorm",
     "SyncBatchNorm",
+    "attention",
     "functional",
     "init",
     "initializer",
     "layer",
     "loss",
+    "modules",
+    "spectral_norm",
     "utils",
     "GRU",
     "LSTM",

@@ -127,6 +127,8 @@ SPELLED_TWICE = """
 AdaptiveMaxPool1d AdaptiveMaxPool2d AdaptiveMaxPool3d LPPool1d LPPool2d
 CircularPad1d CircularPad2d CircularPad3d ConstantPad1d ConstantPad2d ConstantPad3d
 ReplicationPad1d ReplicationPad2d ReplicationPad3d ReflectionPad1d ReflectionPad2d ReflectionPad3d
+AdaptiveAvgPool1d AdaptiveAvgPool2d AdaptiveAvgPool3d ZeroPad1d ZeroPad2d ZeroPad3d
+UpsamplingNearest2d UpsamplingBilinear2d
 """
 
 
@@ -352,4 +354,5 @@ CLASSES: dict[str, type[Layer]] = {
     },
 }
 CLASSES |= {name: CLASSES[name[:-1] + "D"] for name in SPELLED_TWICE.split()}
-CLASSES["SiLU"] = CLASSES["Silu"]
+CLASSES |= {f"MaxUnpool{n}d": CLASSES[f"MaxUnPool{n}D"] for n in (1, 2, 3)}
+CLASSES |= {"SiLU": CLASSES["Silu"], "HuberLoss": CLASSES["SmoothL1Loss"]}
