@@ -155,3 +155,16 @@ def test_what_a_forward_pass_counts_is_counted_once(block: Callable[[], nn.Modul
         with plan.apply(model, tier=tier):
             for each in expected:
                 assert all(torch.equal(a, b) for a, b in zip(step(model), each, strict=True))
+
+
+def test_a_plan_for_another_model_is_refused_and_leaves_nothing() -> None:
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16)) for _ in range(3)))
+    rows = torch.randn(512, 16)
+    with HostTier() as tier:
+        plan = make_plan(profile(model, lambda: model(rows).square().mean().backward(), tier=tier), "60%")
+        other = nn.Linear(16, 16)
+        with pytest.raises(ValueError, match=r"for another model: it speaks of a module '.+', and Linear has none"):
+            plan.apply(other, tier=tier).__enter__()
+    assert torch.utils._python_dispatch._get_current_dispatch_mode_stack() == []
+    assert not other._forward_pre_hooks
+    torch.empty(plan.budget + 1, dtype=torch.uint8)  # no cap is left

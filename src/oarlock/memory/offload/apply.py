@@ -83,8 +83,10 @@ class Applied:
     def __enter__(self) -> Self:
         self.meter.watch(self._model, *self._optimizers)
         self.meter.reset_peak()
-        self._stack.enter_context(self.meter)
-        self._stack.enter_context(self._session)
+        with ExitStack() as stack:  # leaves nothing behind where the second cannot begin
+            stack.enter_context(self.meter)
+            stack.enter_context(self._session)
+            self._stack = stack.pop_all()
         return self
 
     def __exit__(

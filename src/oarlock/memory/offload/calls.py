@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
+OUTSIDE = "outside"
+"""Path of what happens beside the modules."""
 CallKey = tuple[int, str, int]
 """(forward pass of the graph, path of the module, how often it was called before)."""
 SaveKey = tuple[int, str, int, int]
@@ -53,7 +55,7 @@ class Calls:
         self._pass = 0
         self._muted = 0
         self._handles: list[Any] = []
-        self.outside = self.current = Call((0, "outside", 0), model, None)
+        self.outside = self.current = Call((0, OUTSIDE, 0), model, None)
 
     def attach(self) -> None:
         """Begins to follow."""
@@ -86,7 +88,7 @@ class Calls:
         if module is self._model:  # also after a pass that an exception ended
             self._pass = self._pass + 1 if self._begin_pass() else 0
             self._counts.clear()
-            self.outside = self.current = Call((self._pass, "outside", 0), self._model, None)
+            self.outside = self.current = Call((self._pass, OUTSIDE, 0), self._model, None)
         path = self._paths[module]
         self.current = Call((self._pass, path, self._counts[path]), module, self.current)
         self._counts[path] += 1

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from oarlock.memory.offload.calls import Call, CallKey, Calls, SaveKey
+from oarlock.memory.offload.calls import OUTSIDE, Call, CallKey, Calls, SaveKey
 from oarlock.memory.offload.checkpoint import run
 from oarlock.memory.offload.meter import Meter
 from oarlock.memory.offload.saved import Handle, Held, Saved, SavedView, View, Wrapped, is_plain
@@ -109,11 +109,21 @@ class Session:
     # ---------------------------------------------------------------------------------------------------- entering
 
     def __enter__(self) -> Self:
+        """
+        Raises:
+            ValueError: the schedule is for another model.
+        """
+        modules = dict(self._model.named_modules())
+        paths = {key[1]: None for key in (*self._schedule.choices, *self._schedule.regions)}
+        if missing := [path for path in paths if path not in modules and path != OUTSIDE]:
+            raise ValueError(
+                f"the plan is for another model: it speaks of a module {missing[0]!r}, and "
+                f"{type(self._model).__name__} has none of that name; profile and plan this one"
+            )
         self._calls.attach()
         self._stack.callback(self._calls.detach)
-        paths = dict(self._model.named_modules())
         for path in {key[1] for key in self._schedule.regions}:
-            self._recomputable(paths[path])
+            self._recomputable(modules[path])
         self._note_weights()
         if self._meter is not None and self._tier is not None:
             self._meter.pressure = self._make_room
