@@ -97,7 +97,7 @@ def mixed(call: ast.Call, declaration: Declaration, given: Arguments) -> ast.exp
     if next(iter(inspect.signature(declaration.implementation).parameters)) != first or not others:
         return None
     keywords = {_alias(declaration, name): given[name] for name in others}
-    if "name" in declaration.signature.parameters:
+    if "name" in declaration.signature.parameters and declaration.implementation.__name__ != "create_parameter":
         keywords.setdefault("name", ast.Constant("a"))
     return _call(call.func, [given[first]], keywords)
 

@@ -1,5 +1,8 @@
 """The registry picks the first provider that applies, and says why another one does not."""
 
+import gc
+import threading
+
 import pytest
 
 from oarlock import providers
@@ -51,3 +54,20 @@ def test_names_are_unique_and_auto_is_reserved(op):
         providers.register(op, "slow", priority=0, refuse=lambda request: None)(print)
     with pytest.raises(ValueError, match="auto"):
         providers.register(op, "auto", priority=0, refuse=lambda request: None)
+
+
+def test_a_watch_that_was_left_without_an_end_does_not_end_another(op):
+    left = []
+
+    def leave():
+        left.append(providers.watch_choices())
+        left[0].__enter__()
+
+    thread = threading.Thread(target=leave)
+    thread.start()
+    thread.join()
+    with providers.watch_choices() as choices:
+        left.clear()
+        gc.collect()
+        providers.select(op, 3)
+    assert choices == [(op, "slow")]

@@ -87,12 +87,14 @@ def select(op: str, request: Any, name: str = "auto") -> Provider:
 @contextmanager
 def watch_choices() -> Iterator[list[tuple[str, str]]]:
     """The (operation, provider) that this thread selects within the block, as they come; an inner block takes over."""
-    before = getattr(_watching, "choices", None)
-    _watching.choices = []
+    before, own = getattr(_watching, "choices", None), []
+    _watching.choices = own
     try:
-        yield _watching.choices
+        yield own
     finally:
-        _watching.choices = before
+        # A block that was left without an end, of this thread or another, may be collected in the middle of a later one.
+        if getattr(_watching, "choices", None) is own:
+            _watching.choices = before
 
 
 _watching = threading.local()

@@ -226,3 +226,31 @@ def test_without_digests_only_names_and_shapes_are_compared() -> None:
     report = debug.compare(run(Net(), digests=None), run(Net(swap=True), digests=None))
     assert report.same
     assert "no digests" in report.text()
+
+
+def test_a_gradient_that_only_its_leaf_shows_is_named() -> None:
+    """A product of three dimensions has several nodes, and the first is not the one that gives the weight's gradient."""
+
+    def train(change: Callable[[Tensor], Tensor]) -> list[dict]:
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.Linear(6, 5, bias=False), nn.GELU(), nn.Linear(5, 4, bias=False))
+        model[2].weight.register_hook(change)
+        with debug.trace(model, digests="sha1") as t:
+            model(torch.randn(2, 3, 6)).square().mean().backward()
+        return t.records
+
+    report = debug.compare(train(lambda g: g), train(lambda g: g * 1.0000002))
+    assert report.first is not None
+    assert report.first.a["name"].startswith("2.weight/accumulate_grad")
+    assert report.num_different == 1
+
+
+@pytest.mark.parametrize("steps", [2, 3])
+def test_a_run_without_digests_is_compared_by_what_both_have(steps: int) -> None:
+    with_digests, without = run(Net()), run(Net(), digests=None, steps=steps)
+    for report in (debug.compare(with_digests, without), debug.compare(without, with_digests)):
+        assert not report.has_contents
+        assert (report.first, report.num_different, report.outside) == (None, 0, [])
+        assert report.same is (steps == 2)
+    report = debug.compare(with_digests, run(Net(act=F.relu), digests=None))
+    assert (report.only_a[0]["api"], report.only_b[0]["api"]) == ("gelu", "relu")

@@ -83,6 +83,9 @@ def compare(a: Sequence[Record], b: Sequence[Record], *, tolerance: float | None
     """
     same = _Same(tolerance)
     report = Report(has_contents=_has_contents(a) and _has_contents(b))
+    if not report.has_contents:
+        is_partial = _has_contents(a) or _has_contents(b)
+        a, b = _without_contents(a, is_partial), _without_contents(b, is_partial)
     if tolerance is not None and not (_has_contents(a, "probe") and _has_contents(b, "probe")):
         raise ValueError("a tolerance needs traces with numbers to compare: make them with probes=True")
     pairs, only_a, only_b = _pair(a, b)
@@ -102,8 +105,7 @@ def compare(a: Sequence[Record], b: Sequence[Record], *, tolerance: float | None
             inputs_match = False  # a node also works with what its call has saved
         elif not (inputs_match and outputs_match):
             other_calls.add(x["name"])
-        if x["kind"] != "call":
-            gradients.note(x, y)
+        gradients.note(x, y, inputs_match)
         if id(x) not in is_replacement:
             report.num_different += not outputs_match
         elif report.first is None and inputs_match:
@@ -172,9 +174,17 @@ class _Gradients:
         self._same = same
         self._come: dict[tuple[str, int], bool] = {}
         self._held_differ: set[str] = set()
+        self._users: dict[tuple[str, int], list[str]] = defaultdict(list)  # calls by a tensor that goes into them
+        self._nodes: dict[tuple[str, int], bool] = {}  # by call: whether its nodes have worked on the same
 
-    def note(self, x: Record, y: Record) -> None:
-        """A node's or leaf's outputs."""
+    def note(self, x: Record, y: Record, inputs_match: bool) -> None:
+        """A call's inputs; a node's or leaf's outputs."""
+        if x["kind"] == "call":
+            for tensor in x["inputs"]:
+                self._users[tensor["name"], x["step"]].append(x["name"])
+            return
+        if call := x.get("call"):
+            self._nodes[call, x["step"]] = inputs_match and self._nodes.get((call, x["step"]), True)
         for tensor, other in zip(x["outputs"], y["outputs"], strict=False):
             name, is_same = tensor["name"], self._same.tensor(tensor, other)
             if x["kind"] == "node":
@@ -183,9 +193,19 @@ class _Gradients:
                 self._held_differ.add(name)
 
     def have_come_equal(self, leaf: Record) -> bool:
-        """Whether all that was added to a leaf is the same in both runs, as far as nodes have told."""
-        name = leaf["outputs"][0]["name"]
-        return self._come.get((name, leaf["step"]), False) and name not in self._held_differ
+        """Whether all that was added to a leaf is the same in both runs.
+
+        As the nodes have told; of calls with several nodes only the first is recorded, so where none has told of the
+        leaf: whether those of the calls that the leaf went into had the same to work on.
+        """
+        name, step = leaf["outputs"][0]["name"], leaf["step"]
+        if name in self._held_differ:
+            return False
+        if (name, step) in self._come:
+            return self._come[name, step]
+        users = [(call, step) for call in self._users[name.removesuffix("@grad"), step]]
+        worked = [self._nodes[user] for user in users if user in self._nodes]
+        return bool(worked) and all(worked)
 
 
 def _key(tensor: Record) -> Hashable:
@@ -194,6 +214,25 @@ def _key(tensor: Record) -> Hashable:
 
 def _has_contents(records: Iterable[Record], what: str = "digest") -> bool:
     return any(what in tensor for record in records for tensor in record["outputs"])
+
+
+def _without_contents(records: Sequence[Record], is_partial: bool) -> list[Record]:
+    """The records with tensors of which names, dtypes and shapes are left.
+
+    Where only one run has digests, both without what only such runs record: leaves, and what nodes give.
+    """
+    kept = ("name", "dtype", "shape")
+    found = []
+    for record in records:
+        if is_partial and record["kind"] == "leaf":
+            continue
+        sides = {
+            side: [{key: tensor[key] for key in kept} for tensor in record[side]] for side in ("inputs", "outputs")
+        }
+        if is_partial and record["kind"] == "node":
+            sides["outputs"] = []
+        found.append(record | sides)
+    return found
 
 
 def _first(event: tuple[Any, ...]) -> int:

@@ -204,7 +204,7 @@ def _inside(name: str, key: object) -> str:
 def tensor_of(value: object) -> Array | None:
     """The array of a tensor, which Paddle also writes as (name, array)."""
     match value:
-        case (str(), Array() as array) | (Array() as array):
+        case tuple((str(), Array() as array)) | (Array() as array):
             if not array.complete:
                 raise Malformed("an array without a state")
             return array
