@@ -92,7 +92,7 @@ def watch_choices() -> Iterator[list[tuple[str, str]]]:
     try:
         yield own
     finally:
-        # A block that was left without an end, of this thread or another, may be collected in the middle of a later one.
+        # A block that was left without an end, of any thread, may be collected in the middle of a later one.
         if getattr(_watching, "choices", None) is own:
             _watching.choices = before
 

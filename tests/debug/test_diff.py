@@ -229,7 +229,7 @@ def test_without_digests_only_names_and_shapes_are_compared() -> None:
 
 
 def test_a_gradient_that_only_its_leaf_shows_is_named() -> None:
-    """A product of three dimensions has several nodes, and the first is not the one that gives the weight's gradient."""
+    """A product of three dimensions has several nodes; it is not the first that gives the weight's gradient."""
 
     def train(change: Callable[[Tensor], Tensor]) -> list[dict]:
         torch.manual_seed(1)

@@ -221,14 +221,12 @@ def _without_contents(records: Sequence[Record], is_partial: bool) -> list[Recor
 
     Where only one run has digests, both without what only such runs record: leaves, and what nodes give.
     """
-    kept = ("name", "dtype", "shape")
+    kept, both = ("name", "dtype", "shape"), ("inputs", "outputs")
     found = []
     for record in records:
         if is_partial and record["kind"] == "leaf":
             continue
-        sides = {
-            side: [{key: tensor[key] for key in kept} for tensor in record[side]] for side in ("inputs", "outputs")
-        }
+        sides = {side: [{key: tensor[key] for key in kept} for tensor in record[side]] for side in both}
         if is_partial and record["kind"] == "node":
             sides["outputs"] = []
         found.append(record | sides)
