@@ -68,3 +68,27 @@ def test_custom_operators_are_recorded_with_names_stacks_and_digests() -> None:
     assert call["stack"] > 0
     node = records["oarlock_test.scaled1Backward"]
     assert node["outputs"][0]["digest"] != node["inputs"][0]["digest"]
+
+
+def test_an_operator_without_a_backward_is_told_once() -> None:
+    @torch.library.custom_op("oarlock_test3::doubled", mutates_args=())
+    def doubled(x: Tensor) -> Tensor:
+        return x * 2
+
+    doubled.register_fake(torch.empty_like)
+    assert debug.check_op(doubled, [(torch.ones(2, 3),)]) == [
+        "sample 0: autograd: its outputs have no backward although an input needs one; register_autograd gives it"
+    ]
+
+
+def test_a_backward_that_raises_is_told_once() -> None:
+    @torch.library.custom_op("oarlock_test3::raising", mutates_args=())
+    def raising(x: Tensor) -> Tensor:
+        return x * 2
+
+    def backward(ctx: object, gradient: Tensor) -> Tensor:
+        raise ValueError("not today")
+
+    raising.register_fake(torch.empty_like)
+    raising.register_autograd(backward)
+    assert debug.check_op(raising, [(torch.ones(2, 3),)]) == ["sample 0: autograd: its backward fails: not today"]
