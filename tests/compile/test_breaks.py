@@ -67,7 +67,7 @@ def test_a_break_is_named_with_its_line_and_kind() -> None:
     assert "item()" in found.kind
     assert report.num_graphs == 2
     assert f"{HERE}:{found.line}" in str(report)
-    with pytest.raises(TooManyBreaks, match=r"1 graph breaks, 0 are allowed"):
+    with pytest.raises(TooManyBreaks, match=r"1 graph break, 0 are allowed"):
         report.check(0)
     report.check(1)
 
@@ -257,7 +257,7 @@ def test_a_function_compiled_too_often_is_a_break(caplog: pytest.LogCaptureFixtu
     ]  # fmt: skip
     with pytest.raises(TooManyBreaks):
         watch.report.check(0)
-    assert str(watch.report).startswith("1 breaks, 3 recompilations")
+    assert str(watch.report).startswith("1 break, 3 recompilations")
 
 
 def test_a_program_without_a_graph_is_no_success() -> None:

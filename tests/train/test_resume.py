@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from oarlock.checkpoint import list_checkpoints, load_checkpoint
+from oarlock.memory import OutOfMemoryError
 from oarlock.train.config import load_config
 from oarlock.train.loop import train
 from tiny_run import finish, recorded, start_training, wait_for_step
@@ -135,6 +136,14 @@ def test_an_earlier_run_is_never_overwritten(tiny: Callable[..., Path]) -> None:
     with pytest.raises(ValueError, match="holds an earlier run"):
         train(load_config(path, ["--train.steps", "3"]))
     assert {p: p.read_bytes() for p in result.directory.rglob("*") if p.is_file()} == before
+
+
+def test_a_run_that_was_refused_before_its_first_step_may_begin_again(tiny: Callable[..., Path]) -> None:
+    path = tiny()
+    with pytest.raises(OutOfMemoryError):
+        train(load_config(path, ["--train.steps", "2", "--memory.budget", "1KB"]))
+    assert train(load_config(path, ["--train.steps", "2"])).step == 2
+    assert [record["step"] for record in recorded(path.with_suffix("")) if record["kind"] == "train"] == [1, 2]
 
 
 def test_more_steps_may_be_asked_for_when_resuming(tiny: Callable[..., Path]) -> None:

@@ -79,14 +79,17 @@ class Report:
             TooManyBreaks: with the table.
         """
         if self.num_breaks > max_breaks:
-            raise TooManyBreaks(f"{self.num_breaks} graph breaks, {max_breaks} are allowed\n{self}")
+            allowed = f"{max_breaks} {'is' if max_breaks == 1 else 'are'} allowed"
+            raise TooManyBreaks(f"{counted(self.num_breaks, 'graph break')}, {allowed}\n{self}")
         if self.num_graphs == 0:
             raise TooManyBreaks(f"no graph was made: torch.compile found nothing to trace\n{self}")
 
     def __str__(self) -> str:
-        graphs = "" if self.num_graphs is None else f"{self.num_graphs} graphs with {self.num_ops} operations, "
-        again = f", {len(self.recompiles)} recompilations" if self.recompiles else ""
-        lines = [f"{graphs}{self.num_breaks} breaks{again}"]
+        graphs = ""
+        if self.num_graphs is not None:
+            graphs = f"{counted(self.num_graphs, 'graph')} with {counted(self.num_ops or 0, 'operation')}, "
+        again = f", {counted(len(self.recompiles), 'recompilation')}" if self.recompiles else ""
+        lines = [f"{graphs}{counted(self.num_breaks, 'break')}{again}"]
         if self.breaks:
             rows = [("where", "kind", "count", "ops lost")]
             rows += [(each.place, each.kind, str(each.count), str(each.ops_lost)) for each in self.breaks]
@@ -102,6 +105,11 @@ class Report:
         for each in self.recompiles:
             lines.append(f"{_short(each.file)}:{each.line}: {each.function} was compiled again: {each.reasons[0]}")
         return "\n".join(lines)
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 break`, `2 breaks`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _short(file: str) -> str:

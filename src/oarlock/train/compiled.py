@@ -11,6 +11,7 @@ from torch import Tensor
 
 from oarlock.attention import ColumnMask
 from oarlock.compile import CompileCache, Report, Watch, compile_blocks, explain
+from oarlock.compile.report import counted
 from oarlock.models import Decoder
 from oarlock.train.config import CompileConfig, TrainConfig
 
@@ -57,7 +58,8 @@ class CompiledBlocks:
         if self._config.max_breaks >= 0:
             report.check(self._config.max_breaks)
         self._say(
-            f"{self._num_blocks} blocks, {report.num_breaks} graph breaks, {len(report.recompiles)} recompilations"
+            f"{counted(self._num_blocks, 'block')}, {counted(report.num_breaks, 'graph break')}, "
+            f"{counted(len(report.recompiles), 'recompilation')}"
         )
         for each in report.breaks:
             self._say(f"{each.place}: {each.eager + ' runs eagerly: ' if each.eager else ''}{each.kind}")

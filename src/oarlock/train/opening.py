@@ -37,4 +37,5 @@ def opening_notes(
     for note in task_notes:
         yield f"          {note}"
     yield f"mask      density {packing.mean_visible / length:.3f} of S x S" + "".join(within)
-    yield f"machine   matmul peak {peak / 1e9:.0f} GFLOP/s, {torch.get_num_threads()} threads"
+    threads = torch.get_num_threads()
+    yield f"machine   matmul peak {peak / 1e9:.0f} GFLOP/s, {threads} thread{'s' if threads > 1 else ''}"

@@ -14,6 +14,7 @@ from typing import Any
 from oarlock.checkpoint import CheckpointError, list_checkpoints
 from oarlock.checkpoint.directory import locked
 from oarlock.train.config import TrainConfig, load_config
+from oarlock.train.metrics import read_metrics
 
 # A resumed run must be the same model on the same data in the same order; the rest may change. Where the data lies may
 # change too: the text itself is compared through a hash in the checkpoint.
@@ -61,7 +62,7 @@ class RunDirectory:
         if self.path.exists() and not self.path.is_dir():
             raise NotADirectoryError(f"train.out = {str(self.path)!r} is a file; name a folder")
         own = list_checkpoints(self.checkpoints)
-        if resume == "never" and (self.config.exists() or own):
+        if resume == "never" and (own or (self.config.exists() and self._has_steps())):
             raise ValueError(
                 f"{self.path} holds an earlier run; continue it with --resume auto, "
                 "or choose another folder with --train.out"
@@ -123,6 +124,12 @@ class RunDirectory:
         if finished:
             self._refuse_changes(config)
         return finished
+
+    def _has_steps(self) -> bool:
+        """Whether a run took a step here; one that was refused before its first is nobody's loss."""
+        if not self.metrics.exists():
+            return True  # it was there once
+        return any(record["kind"] == "train" for record in read_metrics(self.metrics))
 
     def _named_checkpoint(self, path: Path, own: list[Path]) -> Path:
         """`path`, unless checkpoints would be left that `auto` takes for the newest of the run."""

@@ -47,6 +47,11 @@ class TrainConfig:
                 raise ValueError(
                     "memory.budget chooses itself what is computed again; set train.activation_checkpointing = false"
                 )
+        if self.compile.cache and not self.train.compile:
+            raise ValueError(
+                f"compile.cache = {self.compile.cache!r} keeps what train.compile = true compiles; set that, or leave "
+                "the cache out"
+            )
         if self.train.compile:
             for key, value in {
                 "memory.budget": self.memory.budget,
