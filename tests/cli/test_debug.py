@@ -72,3 +72,13 @@ def test_user_errors_are_one_line(traces: Path, capsys: pytest.CaptureFixture[st
     assert "holds no trace" in capsys.readouterr().err
     assert main(["debug", "graph", str(traces / "a"), "--out", "graph.png"]) == 2
     assert "must end in .html or .dot" in capsys.readouterr().err
+
+
+def test_what_the_command_decides_itself_is_not_taken(traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = str(write_config(traces))
+    for command in ("trace", "nan"):
+        assert main(["debug", command, config, "--dir", str(traces / "d"), "--train.out", "elsewhere"]) == 2
+        assert "--train.out means nothing here: --dir names the folder" in capsys.readouterr().err
+        assert not (traces / "d").exists()
+    assert main(["debug", "trace", config, "--dir", str(traces / "a")]) == 2
+    assert "holds an earlier run; choose another folder with --dir" in capsys.readouterr().err

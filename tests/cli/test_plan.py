@@ -137,3 +137,8 @@ def test_with_the_data_the_plan_has_the_steps_of_the_run(tmp_path: Path, capsys:
     assert plan["parameters"]["total"] == trainer.model.num_parameters()
     assert main(["plan", str(path), "--read-data", "--mean-visible", "9"]) == 2
     assert "leave one of them out" in capsys.readouterr().err
+
+
+def test_a_vocabulary_that_is_still_to_be_learned_is_told(config: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", config, "--peak", "1e12"]) == 0
+    assert re.search(r"vocabulary +1,000 +at most", capsys.readouterr().out)

@@ -68,3 +68,17 @@ def test_there_is_no_static_mode() -> None:
 
 def test_the_version_is_that_of_the_api() -> None:
     assert paddle.__version__ == paddle.version.full_version == "3.3.1"
+
+
+def test_a_device_that_is_not_there_is_refused_at_once() -> None:
+    before = torch.get_default_device()
+    with pytest.raises(ValueError, match=r"set_device\('gpu:99'\): there are \d+ devices of this kind here"):
+        paddle.set_device("gpu:99")
+    assert torch.get_default_device() == before
+
+
+def test_an_absent_name_is_told_with_its_neighbour() -> None:
+    with pytest.raises(AttributeError, match=r"paddle has no 'concatt' here; did you mean 'concat'\? `oarlock paddle check"):
+        paddle.concatt  # noqa: B018  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(AttributeError, match=r"paddle has no 'xyzzy' here; `oarlock paddle check"):
+        paddle.xyzzy  # noqa: B018  # pyright: ignore[reportAttributeAccessIssue]

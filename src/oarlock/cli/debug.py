@@ -81,11 +81,25 @@ def run_nan(args: argparse.Namespace) -> int:
     return 0 if found.first is None else 1
 
 
+_FIXED = {
+    "train.out": "--dir names the folder",
+    "train.steps": "--steps gives their number",
+    "train.eval_every": "nothing is evaluated",
+}
+
+
 def _trainer(args: argparse.Namespace) -> "Trainer":
     from oarlock.parallel import Mesh
     from oarlock.train import load_config
     from oarlock.train.loop import Trainer
+    from oarlock.train.run import RunDirectory
 
+    for override in args.overrides:
+        name = override.partition("=")[0].removeprefix("--")
+        if name in _FIXED:
+            raise ValueError(f"--{name} means nothing here: {_FIXED[name]}")
+    if RunDirectory(args.dir / "run").is_taken():
+        raise ValueError(f"{args.dir} holds an earlier run; choose another folder with --dir")
     fixed = ["--train.steps", str(args.steps), "--train.out", str(args.dir / "run"), "--train.eval_every", "0"]
     return Trainer(load_config(args.config, [*args.overrides, *fixed]), resume="never", mesh=Mesh.build())
 

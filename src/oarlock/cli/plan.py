@@ -65,7 +65,8 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(as_dict(plan) | {"peak": peak, "share": args.share, "seconds": seconds}, indent=1))
     else:
         source = "given" if args.peak is not None else "measured here"
-        print(plan_text(plan, config, architecture))
+        learned = not (args.read_data or config.data.tokenizer or config.model.directory or config.model.config)
+        print(plan_text(plan, config, architecture, vocab_size if learned else None))
         print(_time_text(plan, peak, source, args.share, seconds))
     return 0
 
@@ -101,8 +102,10 @@ def _read_data(config: "TrainConfig") -> "tuple[int, Packing]":
     return data.vocab_size, loader.packing
 
 
-def plan_text(plan: "Estimate", config: "TrainConfig", architecture: "DecoderConfig") -> str:
-    """The plan as text."""
+def plan_text(
+    plan: "Estimate", config: "TrainConfig", architecture: "DecoderConfig", vocab_size: int | None = None
+) -> str:
+    """The plan as text; `vocab_size` where the tokenizer is still to be learned."""
     from oarlock.train.units import format_bytes, format_count, format_scientific
 
     counts, train = plan.parameters, config.train
@@ -111,6 +114,8 @@ def plan_text(plan: "Estimate", config: "TrainConfig", architecture: "DecoderCon
         _row("parameters", format_count(counts.total), f"{counts.total:,}"),
         _row("embedding", format_count(counts.embedding), f"all others {format_count(counts.non_embedding)}"),
     ]
+    if vocab_size is not None:
+        lines.append(_row("vocabulary", f"{vocab_size:,}", "at most: the corpus may have fewer; --read-data"))
     if counts.active != counts.total:
         lines.append(_row("active per token", format_count(counts.active)))
     kept = "latents and shared keys" if architecture.family.latent_attention else "keys and values"

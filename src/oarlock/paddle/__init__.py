@@ -9,6 +9,7 @@ paddle.patch_tensor()                                                      # x.a
 
 import importlib as _importlib
 import math as _math
+from difflib import get_close_matches as _get_close_matches
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
@@ -104,7 +105,10 @@ def __getattr__(name: str) -> _Any:
     if name in _LATE:
         module = _importlib.import_module(f"oarlock.paddle.{_LATE[name]}")
         return module if _LATE[name] == name else getattr(module, name)
-    raise AttributeError(f"paddle has no {name!r} here; `oarlock paddle coverage` lists what there is")
+    near = _get_close_matches(name, __dir__(), 1, 0.8)
+    meant = f"did you mean {near[0]!r}? " if near else ""
+    check = "`oarlock paddle check FILE` lists what of a program is absent"
+    raise AttributeError(f"paddle has no {name!r} here; {meant}{check}", name=name)
 
 
 def __dir__() -> list[str]:

@@ -36,8 +36,17 @@ def get_device(input: Tensor | None = None) -> Any:
 
 @api(out=False)
 def set_device(device: Any) -> Place:
-    """Set the device of new tensors."""
+    """Set the device of new tensors.
+
+    Raises:
+        ValueError: there is no such device here.
+    """
     found = as_device(device)
+    if found is not None and found.type not in ("cpu", "meta"):
+        there = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+        count = torch.accelerator.device_count() if there is not None and there.type == found.type else 0
+        if (found.index or 0) >= count:
+            raise ValueError(f"set_device({device!r}): there are {count} devices of this kind here")
     torch.set_default_device(found)
     return CPUPlace() if found is None or found.type == "cpu" else CUDAPlace(found.index or 0)
 

@@ -62,7 +62,7 @@ class RunDirectory:
         if self.path.exists() and not self.path.is_dir():
             raise NotADirectoryError(f"train.out = {str(self.path)!r} is a file; name a folder")
         own = list_checkpoints(self.checkpoints)
-        if resume == "never" and (own or (self.config.exists() and self._has_steps())):
+        if resume == "never" and self.is_taken():
             raise ValueError(
                 f"{self.path} holds an earlier run; continue it with --resume auto, "
                 "or choose another folder with --train.out"
@@ -77,6 +77,14 @@ class RunDirectory:
         else:
             self._refuse_to_replace()
         return checkpoint
+
+    def is_taken(self) -> bool:
+        """Whether a run took a step here; one that was refused before its first is nobody's loss."""
+        if not self.config.exists():
+            return bool(list_checkpoints(self.checkpoints))
+        if not self.metrics.exists():
+            return True  # it was there once
+        return any(record["kind"] == "train" for record in read_metrics(self.metrics))
 
     @contextmanager
     def claimed(self) -> Iterator[None]:
@@ -124,12 +132,6 @@ class RunDirectory:
         if finished:
             self._refuse_changes(config)
         return finished
-
-    def _has_steps(self) -> bool:
-        """Whether a run took a step here; one that was refused before its first is nobody's loss."""
-        if not self.metrics.exists():
-            return True  # it was there once
-        return any(record["kind"] == "train" for record in read_metrics(self.metrics))
 
     def _named_checkpoint(self, path: Path, own: list[Path]) -> Path:
         """`path`, unless checkpoints would be left that `auto` takes for the newest of the run."""
