@@ -1,6 +1,7 @@
 """`oarlock debug`: a training's steps are traced, drawn, compared, and searched for a NaN."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -64,7 +65,11 @@ def test_nan_names_the_producer(tmp_path: Path, capsys: pytest.CaptureFixture[st
         "adamw",
     ]
     assert main([*words, "--schedule.warmup_steps", "0", "--optimizer.clip_norm", "0"]) == 1
-    assert "producer " in capsys.readouterr().out
+    said = capsys.readouterr().out
+    failed = re.search(r"^step (\d+): ", said, re.MULTILINE)
+    assert failed
+    steps = [int(step) for step in re.findall(r"^producer .*, step (\d+)\)$", said, re.MULTILINE)]
+    assert steps and all(1 <= step <= int(failed[1]) for step in steps), said
 
 
 def test_user_errors_are_one_line(traces: Path, capsys: pytest.CaptureFixture[str]) -> None:

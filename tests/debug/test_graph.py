@@ -1,6 +1,8 @@
 """The graph of a trace: edges as autograd has them, modules as clusters, parts, and pages that load nothing."""
 
 import re
+import shutil
+import subprocess
 import time
 
 import pytest
@@ -105,3 +107,34 @@ def test_names_with_markup_are_data(tmp_path) -> None:
 def test_a_step_that_was_not_traced_is_refused() -> None:
     with pytest.raises(ValueError, match="no records of step 7"):
         traced(1).graph(step=7)
+
+
+def test_what_a_graph_does_not_know_is_refused(tmp_path) -> None:
+    with pytest.raises(ValueError, match="only = 'bakward'"):
+        traced(1).graph(only="bakward")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match=r"y\.png: a graph is written as \.html or \.dot"):
+        traced(1).graph().write(tmp_path / "y.png")
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_the_program_calls_after_backward_stands_apart() -> None:
+    model = Block()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with debug.trace(model) as t:
+        model(torch.randn(2, 4)).sum().backward()
+        optimizer.step()
+    nodes = t.graph().nodes.values()
+    after = [n.name for n in nodes if n.module == "after backward"]
+    assert after
+    assert not [n.name for n in nodes if n.name.startswith("sum") and n.name in after]
+    assert set(after) == {n.name for n in t.graph().part(region="after backward").nodes.values() if not n.is_neighbour}
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium")
+def test_an_address_opens_a_module(tmp_path) -> None:
+    page = traced(100).graph().write(tmp_path / "graph.html")
+    command = ["chromium", "--headless", "--no-sandbox", "--virtual-time-budget=3000", "--dump-dom"]
+    drawn = subprocess.run([*command, f"file://{page}#57"], capture_output=True, text=True, timeout=120, check=True)
+    boxes = re.findall(r'<g class="box ([^"]*)"[^>]*>.*?<text[^>]*>([^<]*)<', drawn.stdout)
+    assert ("module found", "57.up") in boxes
+    assert ("module", "58") in boxes

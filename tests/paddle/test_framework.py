@@ -78,7 +78,9 @@ def test_a_device_that_is_not_there_is_refused_at_once() -> None:
 
 
 def test_an_absent_name_is_told_with_its_neighbour() -> None:
-    with pytest.raises(AttributeError, match=r"paddle has no 'concatt' here; did you mean 'concat'\? `oarlock paddle check"):
+    with pytest.raises(
+        AttributeError, match=r"paddle has no 'concatt' here; did you mean 'concat'\? `oarlock paddle check"
+    ):
         paddle.concatt  # noqa: B018  # pyright: ignore[reportAttributeAccessIssue]
     with pytest.raises(AttributeError, match=r"paddle has no 'xyzzy' here; `oarlock paddle check"):
         paddle.xyzzy  # noqa: B018  # pyright: ignore[reportAttributeAccessIssue]

@@ -25,6 +25,8 @@ def test_a_diverged_run_names_the_producer(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(NonFiniteLossError) as info:
         train(config)
     assert "outside, first used by layers.1." in str(info.value)
+    assert str(info.value).startswith("step 2: ")
+    assert ", step 2)" in str(info.value)
     assert "layers.1.mlp.up_proj.weight" in str(info.value)
 
 

@@ -73,6 +73,7 @@ def run_nan(args: argparse.Namespace) -> int:
 
     trainer = _trainer(args)
     found = trainer.recorder = debug.find_nonfinite(trainer.model)
+    found.step_number = 1  # as the run counts
     try:
         trainer.run()
     except NonFiniteLossError as error:

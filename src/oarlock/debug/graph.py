@@ -103,14 +103,24 @@ class Graph:
         return dot(self.nodes.values(), self.edges)
 
     def write(self, path: str | os.PathLike[str], *, title: str = "Graph") -> Path:
-        """Write an HTML page that needs no network (`.html`), or DOT."""
+        """Write an HTML page that needs no network (`.html`), or the language of Graphviz (`.dot`).
+
+        Raises:
+            ValueError: another suffix.
+        """
         from oarlock.debug.view import write_page
 
         target = Path(path)
+        if target.suffix not in (".html", ".dot"):
+            raise ValueError(f"{target}: a graph is written as .html or .dot")
         if target.suffix == ".html":
             return write_page(self, target, title=title)
         target.write_text(self.dot(), encoding="utf-8")
         return target
+
+
+AFTER = "after backward"
+"""Stands for a module around what the program itself calls then: the optimizer, mostly."""
 
 
 def graph_of(
@@ -129,16 +139,18 @@ def graph_of(
         stacks: frames by number, or the folder of a trace that has them.
 
     Raises:
-        ValueError: the iteration has no records.
+        ValueError: the iteration has no records, or `only` is something else.
     """
+    if only not in (None, "forward", "backward"):
+        raise ValueError(f'only = {only!r}: choose "forward", "backward" or None')
     frames = _read_stacks(stacks)
     # What accumulates in a leaf is drawn where the gradients of its name end.
     chosen = [record for record in records if record["step"] == step and record["kind"] != "leaf"]
     if not chosen:
         raise ValueError(f"the trace has no records of step {step}")
     graph, makers = Graph(), {}
-    uses: list[tuple[dict[str, Any], str]] = []
-    for record in chosen:
+    last = max((place for place, record in enumerate(chosen) if record["kind"] == "node"), default=len(chosen))
+    for place, record in enumerate(chosen):
         is_node = record["kind"] == "node"
         if (only == "forward" and is_node) or (only == "backward" and not is_node):
             continue
@@ -147,11 +159,9 @@ def graph_of(
         notes += ["seen by its node only" if record.get("unseen") else "", record.get("parent") and "in a Function"]
         label = record["name"].removeprefix(f"{record['module']}/") if record["module"] else record["name"]
         note = ", ".join(filter(None, notes))
-        graph.nodes[record["name"]] = Node(
-            record["name"], "node" if is_node else "call", label, record["module"], note, stack
-        )
+        module = record["module"] or (AFTER if place > last else "")
+        graph.nodes[record["name"]] = Node(record["name"], "node" if is_node else "call", label, module, note, stack)
         for tensor in record["inputs"]:
-            uses.append((tensor, record["name"]))
             _connect(graph, makers, tensor, record["name"])
         for tensor in record["outputs"]:
             if is_node:
@@ -188,7 +198,7 @@ def _connect_gradients(graph: Graph, records: Sequence[dict[str, Any]]) -> None:
             if target is None:
                 if not name:
                     continue
-                module, _, label = name.removesuffix("@grad").rpartition(".")
+                module, _, label = name.removesuffix("@grad").rpartition("/" if "/" in name else ".")
                 target = name
                 graph.nodes.setdefault(name, Node(name, "leaf", f"{label or name}@grad", module))
             if target != record["name"]:

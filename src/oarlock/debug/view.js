@@ -35,12 +35,18 @@
     return { key: "node:" + node.id, node };
   }
 
+  // Parameters of all layers have the same few names: theirs begin with the layer's.
+  function labelOf(node) {
+    const named = node.module && (node.kind === "parameter" || node.kind === "leaf");
+    return named ? node.module.split(".").pop() + "." + node.label : node.label;
+  }
+
   function visible() {
     const boxes = new Map(), edges = new Map();
     const keys = nodes.map(node => {
       const { key, path, side } = standsFor(node);
       if (!boxes.has(key)) boxes.set(key, path === undefined
-        ? { key, label: node.label, note: node.note, kind: node.kind, node, members: [node] }
+        ? { key, label: labelOf(node), note: node.note, kind: node.kind, node, members: [node] }
         : { key, label: path, note: side, side, kind: "module", path, members: [] });
       if (path !== undefined) boxes.get(key).members.push(node);
       return key;
@@ -84,8 +90,8 @@
     const layers = [];
     for (const b of order) (layers[b.layer] = layers[b.layer] || []).push(b);
     for (let i = 0; i < layers.length; i++) layers[i] = layers[i] || [];
-    for (const b of boxes) if (b.kind === "module") b.note = b.side + ", " + b.members.length;
-    for (const b of boxes) b.width = Math.max(70, 16 + 6.4 * Math.max(b.label.length, 0.84 * b.note.length));
+    for (const b of boxes) if (b.kind === "module") b.note = (b.path === data.after ? "" : b.side + ", ") + b.members.length;
+    for (const b of boxes) b.width = Math.max(70, 16 + Math.max(widthOf(b.label), 0.84 * widthOf(b.note)));
     const spread = layer => {
       const total = layer.reduce((sum, b) => sum + b.width + GAP_X, -GAP_X);
       let x = -total / 2;
@@ -106,6 +112,12 @@
     }
     const left = Math.min(...boxes.map(b => b.x - b.width / 2)) - 30;
     for (const b of boxes) { b.x -= left; b.y = 30 + b.layer * (H + GAP_Y); }
+  }
+
+  function widthOf(text) {
+    let width = 0;
+    for (const letter of text) width += letter >= "A" && letter <= "Z" || letter === "_" || letter === "@" ? 8.2 : 6.4;
+    return width;
   }
 
   function make(kind, attributes, parent, text) {
@@ -207,9 +219,13 @@
   }
 
   function search(text) {
-    matches = new Set(text ? nodes.filter(n => n.name.toLowerCase().includes(text.toLowerCase())).map(n => n.id) : []);
+    const parts = paths.has(text) ? text.split(".") : [];  // a module: it is opened, and what is in it is found
+    for (let i = 1; i <= parts.length; i++) expanded.add(parts.slice(0, i).join("."));
+    const fits = n => parts.length ? (n.module + ".").startsWith(text + ".")
+      : n.name.toLowerCase().includes(text.toLowerCase());
+    matches = new Set(text ? nodes.filter(fits).map(n => n.id) : []);
     found.textContent = text ? matches.size + " found" : "";
-    if (matches.size && matches.size <= 40) for (const id of matches) {
+    if (!parts.length && matches.size && matches.size <= 40) for (const id of matches) {
       const parts = nodes[id].module ? nodes[id].module.split(".") : [];
       for (let i = 1; i <= parts.length; i++) expanded.add(parts.slice(0, i).join("."));
     }
@@ -228,10 +244,15 @@
 
   // Open outer modules while little is seen, and what the address asks for (#name).
   const byDepth = [...paths].sort((a, b) => a.split(".").length - b.split(".").length || counts.get(a) - counts.get(b));
-  for (const path of byDepth) {
+  for (const path of byDepth.filter(path => path !== data.after)) {
     expanded.add(path);
     if (visible().boxes.length > 60) { expanded.delete(path); break; }
   }
   const wanted = decodeURIComponent(location.hash.slice(1));
-  if (wanted) { document.getElementById("graph-search").value = wanted; search(wanted); } else draw();
+  if (wanted) { document.getElementById("graph-search").value = wanted; search(wanted); }
+  else {
+    const drawn = draw();
+    const first = drawn && (drawn.boxes.find(b => b.kind === "module") || drawn.boxes[0]);
+    if (first) scrollTo(first);
+  }
 })();

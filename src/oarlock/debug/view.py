@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from oarlock.debug.graph import AFTER, Graph
 from oarlock.page import Page
-
-if TYPE_CHECKING:
-    from oarlock.debug.graph import Graph
 
 
 def write_page(graph: Graph, path: Path, *, title: str) -> Path:
@@ -58,4 +56,4 @@ def _data(graph: Graph) -> dict[str, Any]:
         ]
         for edge in graph.edges
     ]
-    return {"nodes": nodes, "edges": edges, "texts": list(tensors), "frames": list(frames)}
+    return {"nodes": nodes, "edges": edges, "texts": list(tensors), "frames": list(frames), "after": AFTER}

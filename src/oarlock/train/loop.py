@@ -259,6 +259,7 @@ class Trainer:
         for parameter in self.model.parameters():
             parameter.grad = None
         with debug.find_nonfinite(self.model) as found:
+            found.step_number = self.state.step + 1  # as the run counts
             for batch in batches:
                 self._backward(batch.to(self.device), num_losses)
         return f"\n{found.report()}"
