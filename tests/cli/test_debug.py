@@ -69,7 +69,8 @@ def test_nan_names_the_producer(tmp_path: Path, capsys: pytest.CaptureFixture[st
     failed = re.search(r"^step (\d+): ", said, re.MULTILINE)
     assert failed
     steps = [int(step) for step in re.findall(r"^producer .*, step (\d+)\)$", said, re.MULTILINE)]
-    assert steps and all(1 <= step <= int(failed[1]) for step in steps), said
+    assert steps, said
+    assert all(1 <= step <= int(failed[1]) for step in steps), said
 
 
 def test_user_errors_are_one_line(traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
