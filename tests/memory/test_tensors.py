@@ -74,6 +74,8 @@ def test_what_cannot_be() -> None:
         empty(simulated, (2,))
     with Pool(PAGE, page_bytes=PAGE) as pool, pytest.raises(ValueError, match="negative"):
         empty(pool, (2, -1))
+    with Pool(PAGE, page_bytes=PAGE) as pool, pytest.raises(TypeError, match=r"dtype = 'float32': give a torch dtype"):
+        empty(pool, (2,), dtype="float32")  # pyright: ignore[reportArgumentType]
 
 
 def test_a_tensor_may_outlive_its_pool() -> None:

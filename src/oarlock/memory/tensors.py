@@ -33,10 +33,13 @@ def empty(pool: Pool, size: Sequence[int], *, dtype: torch.dtype | None = None, 
     Raises:
         OutOfMemoryError: the pool has no room.
         ValueError: a negative size, or a pool without host memory.
+        TypeError: `dtype` is no torch dtype.
     """
     if pool.driver not in ("host", "host_memfd"):
         raise ValueError(f"tensors need a pool with host memory, this one's driver is {pool.driver!r}")
     dtype = torch.get_default_dtype() if dtype is None else dtype
+    if not isinstance(dtype, torch.dtype):
+        raise TypeError(f"dtype = {dtype!r}: give a torch dtype, such as torch.float32")
     if any(length < 0 for length in size):
         raise ValueError(f"size must not be negative, got {list(size)}")
     num_bytes = math.prod(size) * dtype.itemsize
