@@ -1,5 +1,22 @@
-"""`paddle.incubate.nn`: the fused operations of decoders."""
+"""`paddle.incubate.nn`: the fused operations of decoders, and layers around them."""
 
 from oarlock.paddle.incubate.nn import functional, memory_efficient_attention
+from oarlock.paddle.incubate.nn.layers import (
+    FusedBiasDropoutResidualLayerNorm,
+    FusedDropoutAdd,
+    FusedFeedForward,
+    FusedLinear,
+    FusedMultiHeadAttention,
+    FusedTransformerEncoderLayer,
+)
 
-__all__ = ["functional", "memory_efficient_attention"]
+__all__ = [
+    "FusedBiasDropoutResidualLayerNorm",
+    "FusedDropoutAdd",
+    "FusedFeedForward",
+    "FusedLinear",
+    "FusedMultiHeadAttention",
+    "FusedTransformerEncoderLayer",
+    "functional",
+    "memory_efficient_attention",
+]

@@ -117,7 +117,7 @@ class MultiHeadAttention(Layer):
         if self.need_weights or attn_mask is not None:
             # Fused kernels lose the gradient of rows that may attend to nothing: -1e9 swallows their scores.
             scores = q @ k.transpose(-2, -1) * self.head_dim**-0.5
-            weights = (scores if attn_mask is None else scores + _added(attn_mask, q.dtype)).softmax(-1)
+            weights = (scores if attn_mask is None else scores + added_mask(attn_mask, q.dtype)).softmax(-1)
             weights = functional.dropout(weights, self.dropout, training=self.training)
             found = weights @ v
         else:
@@ -131,7 +131,7 @@ class MultiHeadAttention(Layer):
         return result[0] if len(result) == 1 else tuple(result)
 
 
-def _added(mask: Tensor, dtype: torch.dtype) -> Tensor:
+def added_mask(mask: Tensor, dtype: torch.dtype) -> Tensor:
     """A mask that is added: 0 where True, -1e9 elsewhere, so that a row without any key stays finite."""
     if mask.is_floating_point():
         return mask.to(dtype)

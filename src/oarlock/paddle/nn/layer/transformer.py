@@ -22,7 +22,7 @@ from oarlock.paddle.nn.layer.weighted import Linear
 Dropout = CLASSES["Dropout"]
 
 
-def _attributes(given: Any, count: int) -> list[Any]:
+def attributes(given: Any, count: int) -> list[Any]:
     """One for each part; one alone is for all."""
     if not isinstance(given, (list, tuple)):
         return [given] * count
@@ -44,7 +44,7 @@ class _Block(Layer):
                 raise ValueError(f"Expected {name} to be greater than 0, but received {config[name]}")
         self._config = config
         self.normalize_before = config["normalize_before"]
-        weights, biases = _attributes(config["weight_attr"], num_attrs), _attributes(config["bias_attr"], num_attrs)
+        weights, biases = attributes(config["weight_attr"], num_attrs), attributes(config["bias_attr"], num_attrs)
         return weights, biases
 
     def _make_rest(self, weight_attr: Any, bias_attr: Any) -> None:
