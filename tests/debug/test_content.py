@@ -35,9 +35,10 @@ def test_content_is_what_is_there(algorithm: Algorithm, dtype: torch.dtype) -> N
     for tensor in tensors_of(dtype):
         content = read(tensor)
         assert content["digest"] == DIGESTS[algorithm](tensor)
-        if not tensor.dtype.is_floating_point or not tensor.numel():
+        if not (tensor.dtype.is_floating_point or tensor.dtype.is_complex) or not tensor.numel():
             assert set(content) == {"digest"}
             continue
+        tensor = torch.view_as_real(tensor.resolve_conj()) if tensor.dtype.is_complex else tensor
         values = [abs(value) for value in tensor.detach().double().flatten().tolist()]
         assert content["max_abs"] == max(value for value in values if math.isfinite(value))
         if all(map(math.isfinite, values)):
@@ -55,3 +56,22 @@ def test_probes_and_rounding_go_the_long_way(algorithm: Algorithm) -> None:
         rounded(tensor)["digest"] == rounded(tensor.round(decimals=3))["digest"] == DIGESTS[algorithm](tensor.round())
     )
     assert Reader(algorithm)(tensor)["digest"] != rounded(tensor)["digest"]
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "same"),
+    [
+        (torch.tensor(100000.0001, dtype=torch.float64), torch.tensor(100000.0021, dtype=torch.float64), False),
+        (torch.tensor(100000.0001, dtype=torch.float64), torch.tensor(100000.0002, dtype=torch.float64), True),
+        (torch.tensor(1e300, dtype=torch.float64), torch.tensor(2e300, dtype=torch.float64), False),
+        (torch.tensor(5e37), torch.tensor(9e37), False),
+        (torch.tensor(5e37), torch.tensor(math.inf), False),
+        (torch.tensor(math.nan), torch.tensor(math.nan), True),
+        (torch.tensor(1 + 0j), torch.tensor(1 + 1e-6j), True),
+        (torch.tensor(1 + 0j), torch.tensor(1 + 1e-2j), False),
+        (torch.tensor(-1e-6), torch.tensor(1e-6), True),
+    ],
+)
+def test_rounding_keeps_what_differs_by_more(a: Tensor, b: Tensor, same: bool) -> None:
+    read = Reader(decimals=3)
+    assert (read(a)["digest"] == read(b)["digest"]) is same

@@ -254,3 +254,52 @@ def test_a_run_without_digests_is_compared_by_what_both_have(steps: int) -> None
         assert report.same is (steps == 2)
     report = debug.compare(with_digests, run(Net(act=F.relu), digests=None))
     assert (report.only_a[0]["api"], report.only_b[0]["api"]) == ("gelu", "relu")
+
+
+def test_elements_that_have_changed_places_are_not_within_a_tolerance() -> None:
+    def records(place: int | None) -> list[dict]:
+        x = torch.randn(64, generator=torch.Generator().manual_seed(0))
+        if place is not None:
+            x[[0, place]] = x[[place, 0]]
+        with debug.trace(digests="sha1", probes=True) as t:
+            Identity.apply(x).relu()
+        return t.records
+
+    plain = records(None)
+    assert not [place for place in range(1, 64) if debug.compare(plain, records(place), tolerance=1e-4).same]
+
+
+class Identity(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: object, x: Tensor) -> Tensor:
+        return x.clone()
+
+
+@pytest.mark.parametrize(("error", "same"), [(1e-7, True), (1e-2, False)])
+def test_complex_numbers_are_compared_within_a_tolerance(error: float, same: bool) -> None:
+    def records(factor: float) -> list[dict]:
+        x = torch.randn(50, dtype=torch.complex64, generator=torch.Generator().manual_seed(0))
+        with debug.trace(digests="sha1", probes=True) as t:
+            x * factor
+        return t.records
+
+    assert debug.compare(records(1.0), records(1.0 + error), tolerance=1e-3).same is same
+
+
+def test_a_write_that_only_one_run_has_is_named_and_its_tensor_is_not_from_outside() -> None:
+    def train(decay: float) -> list[dict]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=decay, foreach=False)
+        with debug.trace(model, digests="sha1") as t:
+            model(torch.arange(8.0).reshape(2, 4)).sum().backward()
+            optimizer.step()
+        return t.records
+
+    for a, b in ((0.0, 0.1), (0.1, 0.0)):
+        report = debug.compare(train(a), train(b))
+        assert not report.outside
+        assert report.first is not None
+        extra = report.first.b if a == 0.0 else report.first.a
+        assert extra is not None
+        assert (extra["api"], extra["outputs"][0]["name"]) == ("mul_", "0.weight")

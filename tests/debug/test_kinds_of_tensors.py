@@ -1,6 +1,7 @@
 """Every kind of tensor and every transform that torch has can be in a trace; equal values have equal digests."""
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -120,3 +121,31 @@ def test_a_compiled_model_runs_eagerly_in_a_trace_and_compiled_behind_it(warm: b
     compiled(x)
     assert len(graphs) == 1
     torch.compiler.reset()
+
+
+RECORDERS = [debug.trace, debug.errors, debug.find_nonfinite, partial(debug.loglevel, 1)]
+
+
+@pytest.mark.parametrize("recorder", RECORDERS)
+def test_lazy_modules_are_filled_as_without(recorder: Callable) -> None:
+    for layer, x in ((nn.LazyLinear(3), torch.ones(1, 2)), (nn.LazyConv1d(2, 1), torch.ones(1, 4, 5))):
+        with recorder():
+            layer(x).sum().backward()
+        assert all(p.grad is not None for p in layer.parameters())
+
+
+@pytest.mark.parametrize("recorder", RECORDERS)
+def test_writes_under_transforms_are_computed_as_without(recorder: Callable) -> None:
+    def twice(x: Tensor) -> Tensor:
+        return x.clone().mul_(2)
+
+    def derived() -> list[Tensor]:
+        x = torch.arange(6.0).reshape(3, 2)
+        second = torch.func.hessian(lambda v: twice(v).prod())(x[0])
+        return [torch.func.vmap(twice)(x), torch.func.jacrev(twice)(x[0]), second]
+
+    wanted = derived()
+    with recorder():
+        found = derived()
+    for a, b in zip(found, wanted, strict=True):
+        assert torch.equal(a, b)

@@ -134,3 +134,25 @@ def test_level_two_names_the_backend_that_was_chosen(caplog: pytest.LogCaptureFi
         flashmask_attention(q, q, q, causal=True, backend="fused")
     chosen = [re.search(r"\[flashmask_attention by (\w+)\]", line) for line in caplog.messages]
     assert [found[1] for found in chosen if found] == ["reference", "fused"]
+
+
+def test_the_innermost_block_for_a_module_decides(caplog: pytest.LogCaptureFixture) -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    x = torch.ones(1, 2)
+    with caplog.at_level(logging.INFO, "oarlock.debug"), debug.loglevel(1, backward=True, model=model):
+        with debug.loglevel(0):
+            model(x)
+        assert caplog.messages == []
+        with debug.loglevel(0, modules=["0"], model=model):
+            y = model(x)
+        assert caplog.messages == ["[rank 0] linear in 1"]
+        y.sum().backward()
+        assert not [line for line in caplog.messages if "in 0" in line]
+        assert "[rank 0] backward of linear in 1 (AddmmBackward0)" in caplog.messages
+        caplog.clear()
+        with debug.loglevel(2, model=model):
+            x + 1
+        assert caplog.messages == ["[rank 0] add in the program: float32 1x2 -> float32 1x2"]
+        caplog.clear()
+        x + 1
+        assert caplog.messages == ["[rank 0] add in the program"]

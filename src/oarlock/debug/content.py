@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.parameter import is_lazy
 
 from oarlock.digest import content_of_contiguous, digest64, md5, sha1
 
@@ -27,7 +28,9 @@ class Reader:
             `oarlock.digest`, digest64 is the fastest.
         decimals: round to so many decimals first, so that runs that differ by less have equal digests. A value that
             lies on the boundary between two roundings still differs.
-        probes: also the 2-norm and the product with fixed random signs, for `oarlock debug diff --tolerance`.
+            Of complex numbers both parts are rounded.
+        probes: also the 2-norm and the product with fixed random weights, for `oarlock debug diff --tolerance`. Of
+            complex numbers both parts count.
 
     Raises:
         ValueError: unknown algorithm.
@@ -43,7 +46,7 @@ class Reader:
 
     def __call__(self, tensor: Tensor) -> dict[str, Any]:
         """Content of a tensor; of a DTensor, of the part that is here."""
-        if type(tensor) in _PLAIN and tensor.layout is _STRIDED and tensor.is_cpu and not _is_wrapped(tensor):
+        if type(tensor) in _PLAIN and tensor.layout is _STRIDED and tensor.is_cpu and not is_wrapped(tensor):
             dtype = tensor.dtype
             if (
                 dtype in self._short_dtypes
@@ -55,7 +58,7 @@ class Reader:
         if local is None:
             return {}
         content: dict[str, Any] = {"digest": self._digest(local)}
-        if local.dtype.is_floating_point and local.numel():
+        if (local.dtype.is_floating_point or local.dtype.is_complex) and local.numel():
             content |= self._numbers(local)
         return content
 
@@ -80,13 +83,15 @@ class Reader:
 
     def _digest(self, tensor: Tensor) -> str:
         if self._decimals is not None and tensor.dtype.is_floating_point:
-            # Adding 0 turns -0.0, which small negative numbers round to, into 0.0.
-            tensor = (torch.round(tensor.float(), decimals=self._decimals) + 0.0).to(tensor.dtype)
+            tensor = _rounded(tensor, self._decimals)
+        elif self._decimals is not None and tensor.dtype.is_complex:
+            tensor = torch.view_as_complex(_rounded(torch.view_as_real(tensor.resolve_conj()), self._decimals))
         if self._algorithm == "digest64":
             return f"{digest64(tensor):016x}"
         return (sha1 if self._algorithm == "sha1" else md5)(tensor)
 
     def _numbers(self, tensor: Tensor) -> dict[str, Any]:
+        tensor = torch.view_as_real(tensor.resolve_conj()) if tensor.dtype.is_complex else tensor
         values = tensor.float() if tensor.dtype.itemsize < 4 else tensor
         largest = torch.linalg.vector_norm(values, math.inf).item()
         numbers: dict[str, Any] = {"max_abs": largest}
@@ -98,17 +103,24 @@ class Reader:
         if self._probes:
             flat = values.reshape(-1).double()
             numbers["norm"] = torch.linalg.vector_norm(flat).item()
-            numbers["probe"] = torch.dot(flat, _signs(flat.numel(), flat.device)).item()
+            numbers["probe"] = torch.dot(flat, _weights(flat.numel(), flat.device)).item()
         return numbers
+
+
+def _rounded(tensor: Tensor, decimals: int) -> Tensor:
+    """To so many decimals; numbers too large to have any stay, which torch.round makes infinite. 0 for -0."""
+    wide = tensor.float() if tensor.dtype.itemsize < 4 else tensor
+    rounded = torch.round(wide, decimals=decimals)
+    return (torch.where(rounded.isfinite(), rounded, wide) + 0.0).to(tensor.dtype)
 
 
 def readable(tensor: Tensor) -> Tensor | None:
     """The values of a tensor that are here, in one plain dense tensor (of a DTensor, its part); None if there is none.
 
-    None: sparse, quantized and nested tensors, those without memory (meta, fake), those that stand for others (within
-    `vmap` or `torch.func.grad`), and subclasses with operators of their own.
+    None: sparse, quantized and nested tensors, those without memory (meta, fake), lazy parameters, those that stand for
+    others (within `vmap` or `torch.func.grad`), and subclasses with operators of their own.
     """
-    if _is_wrapped(tensor):
+    if is_wrapped(tensor) or is_lazy(tensor):
         return None
     local = tensor.detach()
     to_local = getattr(local, "to_local", None)
@@ -127,7 +139,7 @@ def version_of(tensor: Tensor) -> int:
 
 
 _DISPATCH = "__torch_dispatch__"
-_is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # pyright: ignore[reportAttributeAccessIssue]
+is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # pyright: ignore[reportAttributeAccessIssue]
 _HASHES = {"sha1": hashlib.sha1, "md5": hashlib.md5}
 _absolute, _largest = np.abs, np.maximum.reduce
 _FLOATS = {torch.float32, torch.float64, torch.bfloat16, torch.float16}
@@ -144,6 +156,7 @@ def _header(dtype: torch.dtype, shape: torch.Size) -> bytes:
 
 
 @functools.lru_cache(64)
-def _signs(count: int, device: torch.device) -> Tensor:
+def _weights(count: int, device: torch.device) -> Tensor:
+    """Between -1 and 1: signs alone would not tell two elements of equal sign apart that have changed places."""
     generator = torch.Generator().manual_seed(count)
-    return (torch.randint(0, 2, (count,), generator=generator).double() * 2 - 1).to(device)
+    return (torch.rand(count, generator=generator, dtype=torch.float64) * 2 - 1).to(device)

@@ -75,8 +75,9 @@ def compare(a: Sequence[Record], b: Sequence[Record], *, tolerance: float | None
 
     Args:
         a, b: see `read_records`.
-        tolerance: relative; tensors are then compared by their numbers instead of bit by bit: the product with random
-            signs may differ by `tolerance` times the 2-norm, the largest value by `tolerance` of itself.
+        tolerance: relative; floating and complex tensors are then compared by their numbers instead of bit by bit: the
+            product with random weights may differ by `tolerance` times the 2-norm, the largest value by `tolerance`
+            of itself.
 
     Raises:
         ValueError: a tolerance, but the traces were made without probes.
@@ -94,6 +95,7 @@ def compare(a: Sequence[Record], b: Sequence[Record], *, tolerance: float | None
     replaced = _replacements(only_a, only_b, same)
     events = sorted([*((_place(x), x, y) for x, y in pairs), *((_place(x), x, y) for x, y in replaced)], key=_first)
     parted, made, other_calls = set(), set(), set()
+    extra_writes = _outputs(only_a), _outputs(only_b)
     gradients = _Gradients(same)
     is_replacement = {id(x) for x, _ in replaced}
     for _, x, y in events:
@@ -115,7 +117,7 @@ def compare(a: Sequence[Record], b: Sequence[Record], *, tolerance: float | None
             order = ", which come in another order" if reordered else ""
             report.first = Difference(f"first record with the same inputs{order} and different outputs:", x, y)
         if not inputs_match and x["kind"] == "call":
-            _note_outside(report, x, y, same, made, parted)
+            _note_outside(report, x, y, same, made, parted, extra_writes)
         made |= {t["name"] for t in x["outputs"]}
     if report.first is None and (report.num_different or report.outside) and (only_a or only_b):
         extra = min([*only_a, *only_b], key=_place)
@@ -128,11 +130,31 @@ def compare(a: Sequence[Record], b: Sequence[Record], *, tolerance: float | None
     return report
 
 
-def _note_outside(report: Report, x: Record, y: Record, same: _Same, made: set[str], parted: set[str]) -> None:
+def _outputs(records: Sequence[Record]) -> dict[str, int]:
+    """Where a tensor of a name is first made or written."""
+    found: dict[str, int] = {}
+    for record in records:
+        for tensor in record["outputs"]:
+            found.setdefault(tensor["name"], record["place"])
+    return found
+
+
+def _note_outside(
+    report: Report,
+    x: Record,
+    y: Record,
+    same: _Same,
+    made: set[str],
+    parted: set[str],
+    extra_writes: tuple[dict[str, int], dict[str, int]],
+) -> None:
     for tensor, other in zip(x["inputs"], y["inputs"], strict=False):
         name = tensor["name"]
         if name in made or name in parted or same.tensor(tensor, other):
             continue
+        only_a, only_b = extra_writes
+        if only_a.get(name, math.inf) < x["place"] or only_b.get(other["name"], math.inf) < y["place"]:
+            continue  # a record of one run only has written it
         parted.add(name)
         what = f"{name} differs before anything recorded has made it (first used by {x['name']}, step {x['step']})"
         report.outside.append(Difference(what, x, y))

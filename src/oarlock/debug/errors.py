@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from oarlock.debug.calls import Call, Mark, current_node
+from oarlock.debug.content import is_wrapped
 from oarlock.debug.names import Value, described
 from oarlock.debug.recorder import Recorder
 from oarlock.stacks import Frame
@@ -70,7 +71,7 @@ class Errors(Recorder):
         base = tensor._base
         known = [] if before is None else [before]
         known += [] if base is None else [self.value_of(base)]
-        if known and tensor.layout == torch.strided:
+        if known and tensor.layout == torch.strided and not is_wrapped(tensor):
             self._writes.append(_Write(call, tuple(known), _storage(tensor)))
 
     def around_backward(self) -> AbstractContextManager[object]:
@@ -128,7 +129,8 @@ class Errors(Recorder):
             if values.intersection(write.before):
                 return write
         known = ((ref(), value) for ref, value in list(self._known.values()))
-        storages = {_storage(tensor) for tensor, value in known if tensor is not None and value in values}
+        tensors = [tensor for tensor, value in known if tensor is not None and value in values]
+        storages = {_storage(tensor) for tensor in tensors if not is_wrapped(tensor)}
         return next((write for write in reversed(self._writes) if write.storage in storages), None)
 
     def where(self, call: Call) -> list[str]:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from oarlock.debug.names import Value, call_name
 
@@ -47,7 +48,9 @@ class Leaves:
         self._watched: dict[int, tuple[weakref.ref[Tensor], Any]] = {}
 
     def watch(self, leaf: Tensor, value: Value) -> None:
-        """Hear of a leaf from now on; again: nothing."""
+        """Hear of a leaf from now on; again: nothing. One of a lazy module is heard of once it is filled."""
+        if is_lazy(leaf):
+            return
         known = self._watched.get(id(leaf))
         if known is None or known[0]() is not leaf:
             handle = leaf.register_post_accumulate_grad_hook(partial(self._accumulated, value))

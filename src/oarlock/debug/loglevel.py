@@ -17,6 +17,7 @@ Lines go through `logging` (`oarlock.debug`), each with its rank; calls in custo
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
@@ -35,13 +36,14 @@ from oarlock.ranks import Ranks
 LOGGER = logging.getLogger("oarlock.debug")
 _LEVELS = (0, 1, 2, 3)
 _global: _Log | None = None
+_entered = threading.local()
 
 
 @contextmanager
 def loglevel(
     level: int, *, modules: Sequence[str] = (), backward: bool = False, model: nn.Module | None = None
 ) -> Iterator[None]:
-    """Log the calls of a block.
+    """Log the calls of a block. Of blocks around each other the innermost that is for a module decides.
 
     Args:
         level: 0 to 3; 0 logs nothing.
@@ -96,17 +98,22 @@ class _Log(Recorder):
     def __enter__(self) -> Self:
         if self._num_entered == 0:
             self._choices = self._watched.enter_context(watch_choices())
+        if not hasattr(_entered, "logs"):
+            _entered.logs = []
+        _entered.logs.append(self)
         return super().__enter__()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         super().__exit__(kind, error, trace)
+        logs: list[_Log] = _entered.logs
+        del logs[len(logs) - 1 - logs[::-1].index(self)]
         if self._num_entered == 0:
             self._watched.close()
 
     def on_begin(self, call: Call, arguments: list[Tensor]) -> Any:
-        if self._level and call.api and self._chosen(call.module):
+        if self._level and call.api and self._chosen(call.module) and not self._is_overruled(call.module):
             return _memory() if self._level == 3 else 0, len(self._choices)
         return None
 
@@ -125,6 +132,17 @@ class _Log(Recorder):
         if self._level == 3:
             line += f" | {call.name} at {self._place(call)}{_change(begun[0])}"
         self._write("  " * call.depth + line)
+
+    def _watch(self, node: Any, mark: Mark) -> None:
+        if not self._is_overruled(mark.call.module):
+            super()._watch(node, mark)
+
+    def _is_overruled(self, module: str) -> bool:
+        """Whether a block within this one is for the module."""
+        logs: list[_Log] = getattr(_entered, "logs", [])
+        if not logs or logs[-1] is self or self not in logs:
+            return False
+        return any(log._chosen(module) for log in logs[logs.index(self) + 1 :])
 
     def on_node_begin(self, mark: Mark, node: Any, gradients: tuple[Tensor | None, ...]) -> None:
         if self._level == 3:

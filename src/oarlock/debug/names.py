@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 _TENSOR_GETTERS = {"T", "mT", "H", "mH", "real", "imag", "data", "grad"}
 _WRITERS = {"__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ipow__", "__iand__", "__ior__"}
@@ -128,8 +129,13 @@ def new_value(fields: tuple[Any, ...]) -> Value:
 
 
 def shape_of(tensor: Tensor) -> torch.Size:
-    """Shape of a tensor; () of a strided nested one, whose rows have different ones."""
-    return torch.Size() if tensor.is_nested and tensor.layout == torch.strided else tensor.shape
+    """Shape of a tensor; () of a strided nested one, whose rows have different ones, and of a parameter without any."""
+    try:
+        return torch.Size() if tensor.is_nested and tensor.layout == torch.strided else tensor.shape
+    except RuntimeError:
+        if is_lazy(tensor):
+            return torch.Size()
+        raise
 
 
 def call_name(module: str, api: str, number: int) -> str:
