@@ -3,11 +3,12 @@
 import argparse
 import math
 import re
+import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from oarlock.memory import Recording
+    from oarlock.memory import Recording, Trace
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -66,6 +67,7 @@ def run_view(args: argparse.Namespace) -> int:
     """Write the page and say where."""
     from oarlock.memory import write
 
+    _is_recording(args.file)
     target = args.out or args.file.with_suffix(".html")
     if target.exists() and target.samefile(args.file):
         raise ValueError(f"{target} would be written over itself; name another file with --out")
@@ -83,15 +85,17 @@ def run_summary(args: argparse.Namespace) -> int:
 
 def run_replay(args: argparse.Namespace) -> int:
     """Print a line per allocator."""
-    from oarlock.memory import ALLOCATORS, Trace, min_capacity, replay
+    from oarlock.memory import ALLOCATORS, min_capacity, replay
     from oarlock.memory.amounts import amount
 
-    trace = Trace.load(args.trace)
+    trace, missing = _read_trace(args.trace)
     peak = trace.peak_bytes()
     if peak == 0:
         raise ValueError(f"{args.trace} allocates nothing")
     capacity = None if args.capacity is None else _capacity(args.capacity, peak)
     print(f"{len(trace):,} events, at most {amount(peak)} live. Simulated:")
+    if missing:
+        print(f"  ({missing})")
     for name in args.allocator or ALLOCATORS:
         if capacity is None:
             needed = min_capacity(trace, name, lag=args.lag)
@@ -119,12 +123,68 @@ def _capacity(text: str, peak: int) -> int:
     return int(float(match[1]) * (1024 if "i" in unit else 1000) ** "BKMGT".index(unit[0]))
 
 
+def _read_trace(path: Path) -> "tuple[Trace, str]":
+    """The trace, and what of it is missing."""
+    from oarlock.memory import Recording, Trace
+    from oarlock.memory.amounts import amount
+    from oarlock.memory.events import open_arrays
+    from oarlock.memory.intervals import intervals
+
+    if not _is_recording(path):
+        made = path.with_suffix(".npz")
+        raise ValueError(
+            f"{path} is a snapshot of torch; `oarlock memory view {path} --out {made}` makes a trace of it"
+        )
+    try:
+        with open_arrays(path) as file:
+            is_trace = "events" not in file.files
+    except (ValueError, zipfile.BadZipFile) as error:
+        raise ValueError(f"{path} is not a trace of allocations: {error}") from error
+    if is_trace:
+        return Trace.load(path), ""
+    recording = Recording.load(path)
+    lives = intervals(recording)
+    before = lives.begin < 0
+    told = []
+    if before.any():
+        size = amount(int(lives.size[before].sum()))
+        told.append(
+            f"{int(before.sum()):,} allocations of {size} from before the first event count as made at the start"
+        )
+    if recording.num_dropped:
+        told.append(
+            f"the first {recording.num_dropped:,} events were not kept: what they had live at most is not known"
+        )
+    return Trace.of(recording), "; ".join(told)
+
+
+def _is_recording(path: Path) -> bool:
+    """Whether the file begins as one of Oarlock does; else it may be a snapshot.
+
+    Raises:
+        ValueError: a text.
+    """
+    with open(path, "rb") as file:
+        head = file.read(64).lstrip()
+    text = {b"<": "HTML or XML", b"{": "JSON", b"[": "JSON"}.get(head[:1])
+    if text:
+        raise ValueError(
+            f"{path} is {text}, not a recording of Oarlock (.npz) or a snapshot of torch.cuda.memory (.pickle)"
+        )
+    return head[:2] == b"PK"
+
+
 def _read(args: argparse.Namespace) -> "Recording":
     from oarlock.memory import Recording, read_torch_snapshot, window
 
-    with open(args.file, "rb") as file:
-        is_zip = file.read(2) == b"PK"
-    recording = Recording.load(args.file) if is_zip else read_torch_snapshot(args.file, device=args.device)
+    if not _is_recording(args.file):
+        recording = read_torch_snapshot(args.file, device=args.device)
+    elif args.device is not None:
+        raise ValueError(
+            f"--device chooses within a snapshot of torch (.pickle); {args.file} is a recording of one device"
+        )
+    else:
+        recording = Recording.load(args.file)
     if (args.start, args.stop) != (0.0, math.inf):
         recording = window(recording, args.start, args.stop)
     return recording

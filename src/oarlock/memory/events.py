@@ -20,12 +20,13 @@ A file is a zip of ``.npy`` arrays (``numpy.load`` opens it; nothing is pickled)
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import enum
 import json
 import os
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,21 @@ BLOCK = np.dtype(
 """A block at the end of a recording: `state` is a :class:`BlockState`, `detail` 1 where no memory is behind it."""
 
 _VERSION = 1
+
+
+@contextlib.contextmanager
+def open_arrays(path: str | os.PathLike[str]) -> Iterator[np.lib.npyio.NpzFile]:
+    """The arrays of a zip, without unpickling.
+
+    Raises:
+        ValueError: the file is no zip.
+    """
+    with open(path, "rb") as opened:
+        if opened.read(2) != b"PK":
+            raise ValueError("it does not begin as a .npz file does")
+        opened.seek(0)
+        with np.load(opened, allow_pickle=False) as file:
+            yield file
 
 
 class Action(enum.IntEnum):
@@ -169,7 +185,11 @@ class Recording:
             ValueError: not such a file, or one of a later version.
         """
         try:
-            with open(path, "rb") as opened, np.load(opened, allow_pickle=False) as file:
+            with open_arrays(path) as file:
+                if missing := {"events", "blocks", "depths", "levels", "facts"} - set(file.files):
+                    if {"action", "id", "size"} <= set(file.files):
+                        raise ValueError("it is a trace of allocations, which `oarlock memory replay` reads")
+                    raise ValueError(f"it lacks {', '.join(sorted(missing))}")
                 facts = json.loads(file["facts"].tobytes())
                 if facts.pop("version") != _VERSION:
                     raise ValueError(f"its version is not {_VERSION}")

@@ -25,12 +25,22 @@ def memory_summary(of: Recording | Source) -> str:
     recording = of if isinstance(of, Recording) else of.recording()
     shown = picture(recording)
     parts = [
-        f"Memory of {recording.source}",
+        f"Memory of {told_events(recording)}",
         _table(["", "now", "at the peak"], _figures(recording, shown)),
         _table(["size of a block", "taken", "bytes", "free", "bytes"], _histogram(recording)),
         _table(["bytes at the peak", "number", "kind", "name", "where"], largest_at_peak(recording, shown, 12)),
     ]
     return "\n\n".join(parts)
+
+
+def told_events(recording: Recording) -> str:
+    """What was recorded, how long, and whether the beginning is there."""
+    times = recording.events["t_ns"]
+    seconds = float(times[-1] - times[0]) / 1e9 if times.size else 0.0
+    text = f"{recording.source}: {len(recording):,} events in {seconds:.3g} s"
+    if recording.num_dropped:
+        text += f", after {recording.num_dropped:,} that are no longer kept"
+    return text
 
 
 def _figures(recording: Recording, shown: Picture) -> list[list[str]]:
@@ -51,7 +61,11 @@ def _figures(recording: Recording, shown: Picture) -> list[list[str]]:
             ["largest free piece", *(amount(largest) for _, largest in gaps)],
         ]
     action = recording.events["action"]
-    table.append(["allocations so far", f"{int((action == Action.ALLOC).sum()):,}", ""])
+    made = f"{int((action == Action.ALLOC).sum()):,}"
+    before = int((lives.begin < 0).sum())
+    table.append(["allocations made", made, ""])
+    if before:
+        table.append(["made before the first event", f"{before:,}", ""])
     if failures := int((action == Action.OOM).sum()):
         table.append(["out of memory", f"{failures:,}", ""])
     return table

@@ -23,7 +23,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from oarlock.memory.events import Action, Recording
+from oarlock.memory.events import Action, Recording, open_arrays
+from oarlock.memory.intervals import intervals
 
 ALLOCATE, FREE, USE = 0, 1, 2
 _COLUMNS = {"action": np.uint8, "id": np.uint32, "size": np.int64, "stream": np.uint32, "label": np.uint16}
@@ -102,25 +103,34 @@ class Trace:
 
     @classmethod
     def of(cls, recording: Recording) -> Trace:
-        """The allocations and frees of a recording; what was allocated before it began is left out."""
-        live: dict[int, int] = {}
-        rows: list[tuple[int, int, int, int]] = []
-        number = 0
-        columns = (recording.events[name].tolist() for name in ("action", "addr", "size", "stream"))
-        for action, addr, size, stream in zip(*columns, strict=True):
-            if action == Action.ALLOC and size > 0:
-                live[addr] = number
-                rows.append((ALLOCATE, number, size, stream))
-                number += 1
-            elif action in (Action.FREE_REQUESTED, Action.FREE_COMPLETED) and addr in live:
-                rows.append((FREE, live.pop(addr), 0, stream))
-        kinds, ids, sizes, streams = np.array(rows, np.int64).reshape(-1, 4).T
+        """The allocations and frees of a recording.
+
+        What was there before its first event counts as allocated at the start; what came and went before that is not
+        in it.
+        """
+        lives, events = intervals(recording), recording.events
+        born = np.flatnonzero(lives.size > 0)
+        born = born[np.argsort(lives.begin[born], kind="stable")]
+        died = np.flatnonzero(lives.freed[born] < lives.num_events)
+        at = lives.freed[born[died]]
+        # A free that was lost is that of the next allocation at the address, and comes right before it.
+        told = np.isin(events["action"][at], (Action.FREE_REQUESTED, Action.FREE_COMPLETED))
+        told &= events["addr"][at].astype(np.int64) == lives.addr[born[died]]
+        free_stream = np.where(told, events["stream"][at], lives.stream[born[died]])
+        order = np.lexsort(
+            (np.repeat([ALLOCATE, -FREE], [born.size, died.size]), np.concatenate([lives.begin[born], at]))
+        )
+        zeros = np.zeros(died.size, np.int64)
+        kinds = np.repeat([ALLOCATE, FREE], [born.size, died.size])[order]
+        ids = np.concatenate([np.arange(born.size), died])[order]
+        sizes = np.concatenate([lives.size[born], zeros])[order]
+        streams = np.concatenate([lives.stream[born], free_stream])[order]
         return cls(
             kinds.astype(np.uint8),
             ids.astype(np.uint32),
-            sizes.copy(),
+            sizes.astype(np.int64),
             streams.astype(np.uint32),
-            np.zeros(len(rows), np.uint16),
+            np.zeros(kinds.size, np.uint16),
         )
 
     @classmethod
@@ -131,7 +141,7 @@ class Trace:
             ValueError: not such a file, or one of a later version.
         """
         try:
-            with np.load(path, allow_pickle=False) as file:
+            with open_arrays(path) as file:
                 if "events" in file.files:
                     return cls.of(Recording.load(path))
                 missing = {"version", "labels", *_COLUMNS} - set(file.files)

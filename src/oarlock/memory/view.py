@@ -15,7 +15,7 @@ import numpy as np
 from oarlock.memory.amounts import amount
 from oarlock.memory.events import Action, Mark, Recording
 from oarlock.memory.picture import Picture, largest_gap, picture, samples
-from oarlock.memory.summary import largest_at_peak
+from oarlock.memory.summary import largest_at_peak, told_events
 from oarlock.page import Page, Series, line_chart
 
 _COLORS = {"parameter": 1, "gradient": 2, "activation": 3, "optimizer": 4, "temporary": 5}
@@ -35,7 +35,7 @@ def write_page(recording: Recording, path: str | os.PathLike[str], *, title: str
         `path`.
     """
     shown = picture(recording)
-    page = Page(title, subtitle=_subtitle(recording), kicker="Oarlock memory")
+    page = Page(title, subtitle=told_events(recording), kicker="Oarlock memory")
     page.facts(_facts(recording, shown))
     folder = resources.files("oarlock.memory")
     read = {name: (folder / name).read_text(encoding="utf-8") for name in ("view.html", "view.js", "view.css")}
@@ -47,25 +47,17 @@ def write_page(recording: Recording, path: str | os.PathLike[str], *, title: str
     return page.write(path)
 
 
-def _seconds(recording: Recording) -> float:
-    times = recording.events["t_ns"]
-    return float(times[-1] - times[0]) / 1e9 if times.size else 0.0
-
-
-def _subtitle(recording: Recording) -> str:
-    text = f"{recording.source}: {len(recording):,} events in {_seconds(recording):.3g} s"
-    if recording.num_dropped:
-        text += f", after {recording.num_dropped:,} that are no longer kept"
-    return text
-
-
 def _facts(recording: Recording, shown: Picture) -> list[tuple[str, object, str]]:
     lives, peak = shown.lives, shown.lives.peak()
-    rows = lives.live_at(peak)
+    rows, before = lives.live_at(peak), int((lives.begin < 0).sum())
     facts: list[tuple[str, object, str]] = [
         ("Peak", amount(int(lives.size[rows].sum())), f"{rows.size:,} allocations, after event {peak + 1:,}"),
         ("At the end", amount(int(lives.size[lives.end == lives.num_events].sum())), "still there"),
-        ("Allocations", f"{int((recording.events['action'] == Action.ALLOC).sum()):,}", f"{len(lives):,} shown"),
+        (
+            "Allocations",
+            f"{int((recording.events['action'] == Action.ALLOC).sum()):,}",
+            f"and {before:,} from before the first event" if before else "",
+        ),
     ]
     if shown.mapped.addr.size:
         mapped = shown.mapped.bytes_after(len(recording))

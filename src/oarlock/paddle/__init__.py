@@ -69,6 +69,7 @@ for _name, _dtype in {**_dtypes.NAMES, **_dtypes.SHORT, "float": _torch.float32}
 globals().update(_exports("paddle"))
 tensor = _paths.tensor_namespace(globals()["tensor"])
 _paths.add_files()
+_assert = _torch._assert
 get_default_device, set_default_device = framework.get_device, framework.set_device
 
 __version__ = version.full_version

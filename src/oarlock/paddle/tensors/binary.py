@@ -115,7 +115,7 @@ def _declare(name: str, function: Callable[[Any, Any], Tensor], more: str) -> No
 
     call.__name__ = name
     call.__doc__ = f"`{name}` of the elements of `x` and `y`, broadcast."
-    api(more)(call)
+    (api(more, y="values other") if name == "heaviside" else api(more))(call)
 
 
 for _name, (_function, _more) in FUNCTIONS.items():

@@ -189,7 +189,7 @@ def pdist(x: Tensor, p: float = 2.0) -> Tensor:
     return torch.nn.functional.pdist(x, p)
 
 
-@api()
+@api(max_norm="maxnorm")
 def renorm(x: Tensor, p: float, axis: int, max_norm: float) -> Tensor:
     """Scale the slices along `axis` whose p-norm exceeds `max_norm` down to it."""
     others = tuple(dim for dim in range(x.ndim) if dim != axis % x.ndim)

@@ -130,13 +130,13 @@ def broadcast_shapes(*shapes: Any) -> list[int]:
     return list(torch.broadcast_shapes(*(as_ints(shape) for shape in shapes)))
 
 
-@api(out=False)
+@api(dtype="type", out=False)
 def finfo(dtype: Any) -> torch.finfo:
     """The limits of a floating dtype."""
     return torch.finfo(as_dtype(dtype))  # type: ignore[arg-type]
 
 
-@api(out=False)
+@api(dtype="type", out=False)
 def iinfo(dtype: Any) -> torch.iinfo:
     """The limits of an integer dtype."""
     return torch.iinfo(as_dtype(dtype))  # type: ignore[arg-type]

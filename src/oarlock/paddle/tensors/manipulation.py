@@ -143,10 +143,15 @@ def expand_as(x: Tensor, y: Tensor) -> Tensor:
     return x.expand(y.shape)
 
 
-@api(x="", input="inputs x tensors")
-def broadcast_tensors(input: Sequence[Tensor]) -> list[Tensor]:
-    """The tensors broadcast to their common shape."""
-    return list(torch.broadcast_tensors(*input))
+@api(x="", input="inputs x tensors", out=False)
+def broadcast_tensors(input: Any, *more: Tensor) -> list[Tensor]:
+    """The tensors, in a list or one by one, broadcast to their common shape."""
+    return list(torch.broadcast_tensors(*_listed(input, more)))
+
+
+def _listed(first: Any, more: tuple[Tensor, ...]) -> Sequence[Tensor]:
+    """Tensors that are given in a list, or as arguments of their own."""
+    return (first, *more) if more else first
 
 
 @api(variadic="repeat_times", repeat_times="dims repeats")
@@ -228,10 +233,10 @@ def unfold(x: Tensor, axis: int, size: int, step: int) -> Tensor:
     return x.unfold(axis, size, step)
 
 
-@api(x="tensors")
-def cartesian_prod(x: Sequence[Tensor]) -> Tensor:
-    """All tuples of one element of each vector."""
-    return torch.cartesian_prod(*x)
+@api(x="tensors", out=False)
+def cartesian_prod(x: Any, *more: Tensor) -> Tensor:
+    """All tuples of one element of each vector; the vectors are in a list or arguments of their own."""
+    return torch.cartesian_prod(*_listed(x, more))
 
 
 @api()

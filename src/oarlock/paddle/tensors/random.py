@@ -58,14 +58,16 @@ def randn_like(x: Tensor, dtype: DTypeLike | None = None, *, device: Any = None,
 @api()
 def randint(
     low: int = 0,
-    high: int | None = None,
+    high: Any = None,
     shape: Any = (1,),
     dtype: DTypeLike | None = None,
     *,
     device: Any = None,
     requires_grad: bool = False,
 ) -> Tensor:
-    """Integers in [low, high), or [0, low) where `high` is None."""
+    """Integers in [low, high), or [0, low) where `high` is None; `randint(high, shape)` is torch's order."""
+    if isinstance(high, (list, tuple)):
+        high, shape = None, high
     bounds = (0, low) if high is None else (low, high)
     made = torch.randint(*bounds, tuple(as_ints(shape)), dtype=as_dtype(dtype) or torch.int64, device=as_device(device))
     return finish(made, requires_grad)

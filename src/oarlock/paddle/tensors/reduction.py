@@ -10,6 +10,7 @@ from torch import Tensor
 from oarlock.paddle.declare import api, write
 from oarlock.paddle.dtypes import DTypeLike, as_dims, as_dtype
 from oarlock.paddle.tensors.binary import is_inexact
+from oarlock.paddle.tensors.search import ValuesAndIndices
 
 
 def all_dims(x: Tensor, axis: Any) -> tuple[int, ...]:
@@ -279,19 +280,19 @@ def cumprod(x: Tensor, dim: int | None = None, *args: Any, dtype: DTypeLike | No
 
 
 @api()
-def cummax(x: Tensor, axis: int | None = None, dtype: DTypeLike = "int64") -> tuple[Tensor, Tensor]:
+def cummax(x: Tensor, axis: int | None = None, dtype: DTypeLike = "int64") -> Any:
     """Running maximum along `axis` and its indices, of `dtype`."""
     x, dim = _line(x, axis)
     values, indices = torch.cummax(x, dim)
-    return values, indices.to(as_dtype(dtype))
+    return ValuesAndIndices(values, indices.to(as_dtype(dtype)))
 
 
 @api()
-def cummin(x: Tensor, axis: int | None = None, dtype: DTypeLike = "int64") -> tuple[Tensor, Tensor]:
+def cummin(x: Tensor, axis: int | None = None, dtype: DTypeLike = "int64") -> Any:
     """Running minimum along `axis` and its indices, of `dtype`."""
     x, dim = _line(x, axis)
     values, indices = torch.cummin(x, dim)
-    return values, indices.to(as_dtype(dtype))
+    return ValuesAndIndices(values, indices.to(as_dtype(dtype)))
 
 
 @api()

@@ -11,6 +11,7 @@ from oarlock.paddle.dtypes import DTypeLike, as_dtype, as_number
 from oarlock.paddle.tensors.binary import alike
 
 TopKRetType = namedtuple("TopKRetType", ["values", "indices"])
+ValuesAndIndices = namedtuple("ValuesAndIndices", ["values", "indices"])
 
 
 def _arg(function: Any, x: Tensor, axis: Any, keepdim: bool, dtype: DTypeLike) -> Tensor:
@@ -56,14 +57,13 @@ def topk(x: Tensor, k: Any, axis: int | None = None, largest: bool = True, sorte
 
 
 @api()
-def kthvalue(x: Tensor, k: int, axis: int | None = None, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+def kthvalue(x: Tensor, k: int, axis: int | None = None, keepdim: bool = False) -> Any:
     """The k-th smallest value along `axis` and its index."""
-    values, indices = torch.kthvalue(x, int(k), -1 if axis is None else axis, keepdim)
-    return values, indices
+    return ValuesAndIndices(*torch.kthvalue(x, int(k), -1 if axis is None else axis, keepdim))
 
 
 @api()
-def mode(x: Tensor, axis: int = -1, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+def mode(x: Tensor, axis: int = -1, keepdim: bool = False) -> Any:
     """The most frequent value along `axis` (the smallest of equals) and its last index."""
     values, indices = torch.mode(x, axis, True)
     if x.ndim:
@@ -72,7 +72,9 @@ def mode(x: Tensor, axis: int = -1, keepdim: bool = False) -> tuple[Tensor, Tens
             [-1 if d == axis % x.ndim else 1 for d in range(x.ndim)]
         )
         indices = torch.where(matches, place, -1).amax(axis, True)
-    return (values, indices) if keepdim or not x.ndim else (values.squeeze(axis), indices.squeeze(axis))
+    if x.ndim and not keepdim:
+        values, indices = values.squeeze(axis), indices.squeeze(axis)
+    return ValuesAndIndices(values, indices)
 
 
 @api()

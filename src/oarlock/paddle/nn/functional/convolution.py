@@ -87,7 +87,7 @@ def _transposed(
     return channels_back(made, data_format).to(x.dtype)
 
 
-def _declare_transposed(dims: int) -> None:
+def _declare_transposed(name: str, dims: int, *, has_groups_first: bool) -> None:
     layout = LAYOUTS[dims]
 
     def dilation_first(
@@ -118,12 +118,13 @@ def _declare_transposed(dims: int) -> None:
     ) -> Tensor:
         return _transposed(x, weight, bias, stride, padding, output_padding, dilation, groups, output_size, data_format)
 
-    call = dilation_first if dims == 2 else groups_first  # the order of Paddle's parameters
-    call.__name__ = f"conv{dims}d_transpose"
+    call = groups_first if has_groups_first else dilation_first
+    call.__name__ = name
     call.__doc__ = f"Transposed convolution over {dims} dimension(s), of `output_size` if given."
     api(at=AT)(call)
 
 
 for _dims in (1, 2, 3):
     _declare_conv(_dims)
-    _declare_transposed(_dims)
+    _declare_transposed(f"conv{_dims}d_transpose", _dims, has_groups_first=_dims != 2)
+    _declare_transposed(f"conv_transpose{_dims}d", _dims, has_groups_first=True)  # torch's name, torch's order

@@ -267,9 +267,29 @@ class Layer(nn.Module):
     # -------------------------------------------------------------------------------------------- dtype and device
 
     def to(  # type: ignore[override]
-        self, device: Any = None, dtype: Any = None, blocking: bool | None = None, non_blocking: bool | None = None
+        self,
+        device: Any = None,
+        dtype: Any = None,
+        blocking: bool | None = None,
+        non_blocking: bool | None = None,
+        *,
+        tensor: Tensor | None = None,
+        other: Tensor | None = None,
+        copy: bool = False,
     ) -> Self:
-        """Move or convert parameters and buffers; only those of fractional dtypes are converted."""
+        """Move or convert parameters and buffers; only those of fractional dtypes are converted.
+
+        Args:
+            device: or a dtype, or a tensor whose device and dtype are taken.
+            tensor, other: the same by name.
+            copy: give parameters and buffers memory of their own, also where they are as asked for.
+        """
+        like = device if isinstance(device, Tensor) else other if tensor is None else tensor
+        if like is not None:
+            device, dtype = like.device, like.dtype
+        if copy:
+            for held in (*self.parameters(), *self.buffers()):
+                held.data = held.data.clone()
         if isinstance(device, torch.dtype) or (isinstance(device, str) and device in _DTYPE_WORDS):
             device, dtype = None, device
         options = {"device": as_device(device), "dtype": as_dtype(dtype)}

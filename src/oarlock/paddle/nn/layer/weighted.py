@@ -277,13 +277,15 @@ class _ConvTranspose(Layer):
         weight_attr: Any = None,
         bias_attr: Any = None,
         data_format: str | None = None,
+        *,
+        bias: bool = True,
     ) -> None:
         super().__init__()
         self.stride, self.padding, self.output_padding = stride, padding, output_padding
         self.dilation, self.groups, self.data_format = dilation, groups, _layout(data_format, self.layout)
         kernel = _tuple(kernel_size, self.num_dims)
         self.weight = self.create_parameter([in_channels, out_channels // groups, *kernel], weight_attr)
-        self.bias = self.create_parameter([out_channels], bias_attr, is_bias=True)
+        self.bias = self.create_parameter([out_channels], bias_attr if bias else False, is_bias=True)
 
     def forward(self, x: Tensor, output_size: Any = None) -> Tensor:
         """The transposed convolution; `output_size` chooses among the sizes that are possible."""
@@ -316,11 +318,11 @@ class Conv1DTranspose(_ConvTranspose):
     def __init__(
         self, in_channels: int, out_channels: int, kernel_size: Any, stride: Any = 1, padding: Any = 0,
         output_padding: Any = 0, groups: int = 1, dilation: Any = 1, weight_attr: Any = None, bias_attr: Any = None,
-        data_format: str = "NCL",
+        data_format: str = "NCL", *, bias: bool = True,
     ) -> None:  # fmt: skip
         super().__init__(
             in_channels, out_channels, kernel_size, stride, padding, output_padding, dilation, groups, weight_attr,
-            bias_attr, data_format,
+            bias_attr, data_format, bias=bias,
         )  # fmt: skip
 
 
