@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from oarlock.cli.main import main
-from oarlock.memory import ALLOCATORS, Pool, record, write
+from oarlock.memory import ALLOCATORS, Pool, TraceRecorder, record, write
 
 
 def page_data(page: Path) -> dict:
@@ -52,6 +52,86 @@ def test_a_snapshot_becomes_a_page_a_part_of_it_and_tables(tmp_path: Path, capsy
     assert "test_memory.py" in capsys.readouterr().out
     assert main(["memory", "view", str(snapshot), "--out", str(snapshot)]) == 2
     assert "written over itself" in capsys.readouterr().err
+
+
+TEXTS = {"a.html": "<!doctype html>", "a.json": '{"traceEvents": []}', "a.dot": "digraph {}"}
+
+
+@pytest.mark.parametrize("command", ["view", "summary", "replay"])
+@pytest.mark.parametrize(("name", "told"), [("a.html", "HTML"), ("a.json", "JSON"), ("a.dot", "something else")])
+def test_a_text_is_no_recording(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str, name: str, told: str
+) -> None:
+    (tmp_path / name).write_text(TEXTS[name])
+    assert main(["memory", command, str(tmp_path / name)]) == 2
+    error = capsys.readouterr().err
+    assert f"{name} is {told}" in error
+    assert "not a recording of Oarlock (.npz)" in error
+
+
+@pytest.mark.parametrize("command", ["view", "summary", "replay"])
+def test_a_broken_zip_is_refused_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str) -> None:
+    (tmp_path / "a.npz").write_bytes(b"PK nothing")
+    assert main(["memory", command, str(tmp_path / "a.npz")]) == 2
+    error = capsys.readouterr().err
+    assert re.search("is not a (recording of memory|trace of allocations)", error)
+    assert error.count("\n") == 1
+
+
+def test_each_kind_of_file_is_sent_to_its_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with TraceRecorder("meta") as traced:
+        torch.ones(1000, device="meta")
+    traced.trace().save(tmp_path / "step.npz")
+    for command in ("view", "summary"):
+        assert main(["memory", command, str(tmp_path / "step.npz")]) == 2
+        assert "is a trace of allocations, which `oarlock memory replay` reads" in capsys.readouterr().err
+    with record() as recorder:
+        torch.ones(1000)
+    snapshot = write(recorder.recording(), tmp_path / "s.pickle")
+    assert main(["memory", "replay", str(snapshot)]) == 2
+    error = capsys.readouterr().err
+    assert f"`oarlock memory view {snapshot} --out {tmp_path / 's.npz'}`" in error
+    assert main(["memory", "view", str(snapshot), "--out", str(tmp_path / "s.npz")]) == 0
+    assert main(["memory", "replay", str(tmp_path / "s.npz"), "--allocator", "caching"]) == 0
+    assert "at most 4.00 KiB live" in capsys.readouterr().out  # 4,000 bytes in units of 512
+
+
+@pytest.mark.parametrize("command", ["view", "summary"])
+def test_a_recording_of_one_device_refuses_another(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    with record() as recorder:
+        torch.ones(1000)
+    recorder.recording().save(tmp_path / "a.npz")
+    assert main(["memory", command, str(tmp_path / "a.npz"), "--device", "3"]) == 2
+    assert "--device chooses within a snapshot of torch" in capsys.readouterr().err
+    assert not (tmp_path / "a.html").exists()
+
+
+def test_what_was_there_before_a_lost_beginning_is_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with record() as recorder:
+        kept, passing = torch.ones(1 << 18), torch.ones(1 << 16)
+        since = recorder.num_events()
+        more = kept[: 1 << 17] * 2
+        del passing
+    path = recorder.recording(since).save(tmp_path / "a.npz")
+    assert main(["memory", "replay", str(path), "--allocator", "caching"]) == 0
+    replayed = capsys.readouterr().out
+    assert "at most 1.75 MiB live" in replayed
+    assert "2 allocations of 1.25 MiB from before the first event count as made at the start" in replayed
+    assert f"the first {since} events were not kept" in replayed
+    assert main(["memory", "summary", str(path)]) == 0
+    summary = capsys.readouterr().out
+    assert "1.75 MiB" in summary
+    assert f"after {since} that are no longer kept" in summary
+    assert re.search(r"made before the first event +2\b", summary)
+    assert main(["memory", "view", str(path)]) == 0
+    page = path.with_suffix(".html").read_text()
+    assert "<dt>Allocations</dt><dd>1<small>and 2 from before the first event</small>" in page
+    assert main(["memory", "replay", str(recorder.recording().save(path)), "--allocator", "caching"]) == 0
+    assert "at most 1.75 MiB live" in (whole := capsys.readouterr().out)
+    assert "(" not in whole
+    assert more.numel() == 1 << 17
 
 
 def test_other_files_are_refused_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,7 +1,9 @@
 """Traces of allocations: what the recorder sees of a torch program, the file, and columns that make no sense."""
 
 import gc
+import random
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +12,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oarlock.memory import Trace, TraceRecorder
+from oarlock.memory import Recording, Trace, TraceRecorder, record
+from oarlock.memory.events import BLOCK, EVENT, Action
 
 
 def made(events: list[tuple[int, int, int]]) -> Trace:
@@ -133,3 +136,49 @@ def test_an_unseen_tensor() -> None:
     known = torch.empty(3, device="meta")
     with pytest.raises(ValueError, match=r"has not seen the tensor of shape \[3\]"):
         TraceRecorder().use(known, 1)
+
+
+@pytest.mark.parametrize("since", [0, 1, 37, 200, 399])
+def test_a_recording_without_its_beginning_has_the_same_live_bytes(since: int) -> None:
+    """What the whole recording says is live, counted event by event, is what the trace of its end says."""
+    draw = random.Random(3)
+    with record() as recorder:
+        kept: list[torch.Tensor] = []
+        while recorder.num_events() < 400:
+            if kept and draw.random() < 0.45:
+                kept.pop(draw.randrange(len(kept)))
+            kept.append(torch.empty(draw.randrange(1, 4000), dtype=torch.uint8))
+    whole, end = recorder.recording(), recorder.recording(since)
+    live: dict[int, int] = {}
+    live_at_start: dict[int, int] = {}
+    expected = []
+    for event in whole.events:
+        if event["action"] == Action.ALLOC:
+            live[int(event["addr"])] = int(event["size"])
+        elif event["action"] == Action.FREE_COMPLETED:
+            del live[int(event["addr"])]
+        expected.append(sum(-(-size // 512) * 512 for size in live.values()))
+        if len(expected) == since:
+            live_at_start = dict(live)
+    trace = Trace.of(end)
+    before = len(trace) - len(end)
+    assert before == len(live_at_start)
+    assert trace.live_bytes()[before:].tolist() == expected[since:]
+
+
+def test_a_free_that_was_lost_is_before_the_next_allocation_at_the_address() -> None:
+    events = np.zeros(4, EVENT)
+    events["action"] = [Action.ALLOC, Action.ALLOC, Action.FREE_REQUESTED, Action.FREE_COMPLETED]
+    events["addr"], events["size"], events["stream"] = 4096, [512, 1024, 1024, 1024], [0, 1, 2, 2]
+    trace = Trace.of(Recording(events, np.zeros(0, BLOCK), streams=(7, 8, 9)))
+    assert trace.action.tolist() == [0, 1, 0, 1]
+    assert trace.id.tolist() == [0, 0, 1, 1]
+    assert trace.stream.tolist() == [0, 0, 1, 2]
+    assert trace.live_bytes().tolist() == [512, 0, 1024, 0]
+
+
+@pytest.mark.parametrize("load", [Trace.load, Recording.load])
+def test_what_is_no_zip_is_told_without_advice_to_unpickle(tmp_path: Path, load: Callable[[Path], object]) -> None:
+    (tmp_path / "a.npz").write_text("<html>")
+    with pytest.raises(ValueError, match=r"a\.npz is not a .*: it does not begin as a \.npz file does"):
+        load(tmp_path / "a.npz")

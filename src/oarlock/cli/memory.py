@@ -162,16 +162,16 @@ def _is_recording(path: Path) -> bool:
     """Whether the file begins as one of Oarlock does; else it may be a snapshot.
 
     Raises:
-        ValueError: a text.
+        ValueError: it begins as neither does.
     """
     with open(path, "rb") as file:
         head = file.read(64).lstrip()
-    text = {b"<": "HTML or XML", b"{": "JSON", b"[": "JSON"}.get(head[:1])
-    if text:
-        raise ValueError(
-            f"{path} is {text}, not a recording of Oarlock (.npz) or a snapshot of torch.cuda.memory (.pickle)"
-        )
-    return head[:2] == b"PK"
+    if not head or head[:1] == b"\x80" or head[:2] == b"PK":
+        return head[:2] == b"PK"
+    found = {b"<": "HTML or XML", b"{": "JSON", b"[": "JSON"}.get(head[:1], "something else")
+    raise ValueError(
+        f"{path} is {found}, not a recording of Oarlock (.npz) or a snapshot of torch.cuda.memory (.pickle)"
+    )
 
 
 def _read(args: argparse.Namespace) -> "Recording":
