@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 _MAX_ROWS = 200
+_NUMBER, _NUMBER_KEPT = re.compile(r"\d+"), re.compile(r"(\d+)")
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -115,18 +116,31 @@ def _rows(found: dict[str, Any]) -> list[list[str]]:
     """Tensors whose names differ in numbers only, and that look the same, as one row."""
     from oarlock.train.units import format_bytes
 
-    kinds: dict[tuple[str, ...], list[int]] = {}
+    kinds: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for tensor in found["tensors"]:
-        name = re.sub(r"\d+", "*", f"{tensor['group']}: {tensor['name']}")
         shape = " x ".join(map(str, tensor["shape"])) or "scalar"
-        tie = re.sub(r"\d+", "*", tensor["same_as"] or "")
         dtype = tensor["dtype"] + (f" of {tensor['computed_from']}" if tensor["computed_from"] else "")
-        entry = kinds.setdefault((name, dtype, shape, str(tensor["pieces"]), tie), [0, 0])
-        entry[0] += 1
-        entry[1] += tensor["bytes"]
-    rows = [[printable(text) for text in key] + [str(n), format_bytes(size)] for key, (n, size) in kinds.items()]
-    more = [[f"... and {len(rows) - _MAX_ROWS} more (--json has all)", *[""] * 6]] if len(rows) > _MAX_ROWS else []
-    return rows[:_MAX_ROWS] + more
+        texts = [_NUMBER.sub("*", text) for text in (tensor["group"], tensor["name"], tensor["same_as"] or "")]
+        kinds.setdefault((*texts, dtype, shape, str(tensor["pieces"])), []).append(tensor)
+    rows = []
+    for (*_, dtype, shape, num_pieces), alike in list(kinds.items())[:_MAX_ROWS]:
+        name = _common([f"{tensor['group']}: {tensor['name']}" for tensor in alike])
+        tie = _common([tensor["same_as"] or "" for tensor in alike])
+        size = format_bytes(sum(tensor["bytes"] for tensor in alike))
+        rows.append([*map(printable, (name, dtype, shape, num_pieces, tie)), str(len(alike)), size])
+    return _with_rest(rows, len(kinds), 7)
+
+
+def _common(names: list[str]) -> str:
+    """Names that differ in numbers only, as one: a star in place of each number that is not the same in all."""
+    parts = zip(*(_NUMBER_KEPT.split(name) for name in names), strict=True)
+    return "".join(first if all(text == first for text in rest) else "*" for first, *rest in parts)
+
+
+def _with_rest(rows: list[list[str]], number: int, num_columns: int) -> list[list[str]]:
+    """The rows, and one that says how many of the `number` are left out."""
+    left_out = number - len(rows)
+    return [*rows, [f"... and {left_out} more (--json has all)", *[""] * (num_columns - 1)]] if left_out else rows
 
 
 _HEADER = ("tensor", "dtype", "shape", "pieces", "same as", "number", "size")
@@ -135,7 +149,8 @@ _HEADER = ("tensor", "dtype", "shape", "pieces", "same as", "number", "size")
 def _sizes(found: dict[str, Any], what: str) -> list[list[str]]:
     from oarlock.train.units import format_bytes
 
-    return [[printable(name), format_bytes(size)] for name, size in list(found[what].items())[:_MAX_ROWS]]
+    rows = [[printable(name), format_bytes(size)] for name, size in list(found[what].items())[:_MAX_ROWS]]
+    return _with_rest(rows, len(found[what]), 2)
 
 
 def _print(found: dict[str, Any]) -> None:
