@@ -85,6 +85,24 @@ def test_hover_titles_name_every_series_and_stay_few() -> None:
     assert titles[-1].startswith("step 4,999\nraw 4999")
 
 
+@pytest.mark.parametrize("place", [0, 1, 7, 0.25, -3, 12_345])
+def test_a_single_place_is_the_only_tick_of_its_axis_and_in_its_middle(place: float) -> None:
+    root = parse(line_chart([Series("a", [place], [2.0]), Series("b", [place], [math.nan])], title="t"))
+    ((pixel, value),) = axis(root, "middle", "x")
+    assert value == pytest.approx(place, rel=0.001)
+    assert pixel == pytest.approx((58 + 560 - 18) / 2)
+
+
+@pytest.mark.parametrize("steps", [[0, 1], [3, 4, 5], [10, 12], [0, 40]])
+def test_between_whole_steps_there_are_no_ticks(steps: list[int]) -> None:
+    ticks = [value for _, value in axis(parse(line_chart([Series("a", steps, steps)], title="t")), "middle", "x")]
+    assert all(value.is_integer() and steps[0] <= value <= steps[-1] for value in ticks)
+    assert len(ticks) >= 2
+    halves = [step / 2 for step in steps]
+    ticks = [value for _, value in axis(parse(line_chart([Series("a", halves, steps)], title="t")), "middle", "x")]
+    assert len(ticks) >= 2
+
+
 def test_thinning_keeps_order_extremes_and_gaps() -> None:
     points = [(float(i), math.sin(i / 50)) for i in range(10_000)]
     points[1234] = (1234.0, 99.0)

@@ -1,5 +1,6 @@
 """A run within a budget of memory is the same run; without a plan it fails; its report shows the plan."""
 
+import json
 import shutil
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Iterator
@@ -13,7 +14,7 @@ from oarlock.memory.offload.drift import Drift
 from oarlock.train import load_config, train
 from oarlock.train.budget import MemoryBudget
 from oarlock.train.metrics import read_metrics
-from tiny_run import recorded
+from tiny_run import recorded, write_config
 
 OPTIONS = ("--train.steps", "3", "--checkpoint.every", "0", "--train.eval_every", "0", "--train.batch_size", "16")
 
@@ -119,3 +120,14 @@ def test_the_first_steps_of_a_model_with_experts_are_measured_and_planned_at_a_q
     assert all(peak <= budget for peak, budget, _ in peaks)
     events = [r for r in read_metrics(tmp_path / "planned") if r.get("event") == "memory_plan"]
     assert len(events) == 2
+
+
+def test_an_error_that_ends_a_run_is_told_in_its_report(tmp_path: Path) -> None:
+    config = load_config(write_config(tmp_path), ["--train.steps", "2", "--memory.budget", "1KB"])
+    with pytest.raises(OutOfMemoryError):
+        train(config)
+    folder = Path(config.train.out)
+    page = (folder / "report.html").read_text()
+    assert "0 of 2 steps, ended by an error: OutOfMemoryError: " in page
+    assert 'http-equiv="refresh"' not in page
+    assert json.loads((folder / "status.json").read_text())["stopped_by"].startswith("OutOfMemoryError: ")

@@ -113,6 +113,7 @@ def test_a_run_that_goes_on_after_its_end_has_not_ended(tmp_path: Path) -> None:
     [
         ({"event": "stopped", "signal": "SIGTERM"}, "stopped by SIGTERM"),
         ({"event": "non_finite", "loss": math.nan}, "stopped by a loss that is not finite"),
+        ({"event": "failed", "error": "OSError: full"}, "ended by an error: OSError: full"),
     ],
 )
 def test_an_early_end_is_told(tmp_path: Path, event: dict, told: str) -> None:
@@ -176,3 +177,22 @@ def test_the_environment_is_plain_and_true() -> None:
 def test_the_environment_names_the_device(device: torch.device) -> None:
     found = environment(device)
     assert torch.cuda.get_device_name(device) in str(found["device"])
+
+
+@pytest.mark.parametrize(
+    ("losses", "value", "note"),
+    [
+        ([3.0, 2.0, math.nan, math.nan], "nan", "not finite since step 3"),
+        ([3.0, math.inf, 2.0, 1.0], "1.000", "nats per token, smoothed, 1 not finite, the first at step 2"),
+        ([math.nan], "nan", "not finite since step 1"),
+        ([3.0, 2.0], "2.000", "nats per token, smoothed"),
+    ],
+)
+def test_a_loss_that_is_not_finite_is_told(tmp_path: Path, losses: list[float], value: str, note: str) -> None:
+    log = MetricsLog(tmp_path, tensorboard=False)
+    log.write("event", 0, event="start", num_steps=10)
+    for step, loss in enumerate(losses, 1):
+        log.write("train", step, loss=loss)
+    log.close()
+    text = Text(write_report(tmp_path).read_text())
+    assert (text.after("Training loss"), text.after(value)) == (value, note)

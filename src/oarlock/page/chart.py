@@ -64,7 +64,7 @@ def line_chart(
         middle = f'x="{_WIDTH / 2:g}" y="{_HEIGHT / 2:g}"'
         return f'{head}<text class="tick" text-anchor="middle" {middle}>no finite values yet</text></svg>'
 
-    x_axis = _Axis.linear(min(xs), max(xs), _LEFT, _WIDTH - _RIGHT, 6, fit=True)
+    x_axis = _Axis.fitted(xs, _LEFT, _WIDTH - _RIGHT, 6)
     make_y = _Axis.log if log_y else _Axis.linear
     y_axis = make_y(min(ys), max(ys), _HEIGHT - _BOTTOM, _TOP, 5)
 
@@ -125,20 +125,28 @@ class _Axis:
         return self.start + (value - low) / (high - low) * (self.stop - self.start)
 
     @staticmethod
-    def linear(low: float, high: float, start: float, stop: float, num_ticks: int, *, fit: bool = False) -> "_Axis":
-        """An axis in steps of 1, 2 or 5 times a power of ten; `fit` ends it at the data instead of at a tick."""
-        if high - low <= 1e-9 * max(abs(low), abs(high)):  # a constant line sits in the middle
+    def fitted(values: Sequence[float], start: float, stop: float, num_ticks: int) -> "_Axis":
+        """An axis that ends at the data; ticks are whole where the values are, and one value is the only tick."""
+        low, high = min(values), max(values)
+        if _is_constant(low, high):
+            margin = abs(low) * 0.05 or 0.5
+            return _Axis(low - margin, high + margin, start, stop, (low,))
+        step = _step(low, high, num_ticks)
+        if all(value.is_integer() for value in values):
+            step = max(step, 1.0)
+        slack = 1e-9 * (high - low)
+        ticks = (i * step for i in range(math.floor(low / step), math.ceil(high / step) + 1))
+        return _Axis(low, high, start, stop, tuple(t for t in ticks if low - slack <= t <= high + slack))
+
+    @staticmethod
+    def linear(low: float, high: float, start: float, stop: float, num_ticks: int) -> "_Axis":
+        """An axis in steps of 1, 2 or 5 times a power of ten."""
+        if _is_constant(low, high):  # such a line sits in the middle
             margin = abs(low) * 0.05 or 0.5
             low, high = low - margin, high + margin
-        raw = (high - low) / num_ticks
-        power = 10.0 ** math.floor(math.log10(raw))
-        step = next(m * power for m in (1, 2, 5, 10) if m * power >= raw * 0.999)
+        step = _step(low, high, num_ticks)
         first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
         ticks = tuple(i * step for i in range(first, last + 1))
-        if fit:
-            slack = 1e-9 * (high - low)
-            ticks = tuple(t for t in ticks if low - slack <= t <= high + slack)
-            return _Axis(low, high, start, stop, ticks)
         return _Axis(ticks[0], ticks[-1], start, stop, ticks)
 
     @staticmethod
@@ -153,6 +161,17 @@ class _Axis:
         low = max([t for t in marks if t <= low * 1.0001] or [low])
         high = min([t for t in marks if t >= high * 0.9999] or [high])
         return _Axis(low, high, start, stop, tuple(t for t in marks if low * 0.999 <= t <= high * 1.001), is_log=True)
+
+
+def _is_constant(low: float, high: float) -> bool:
+    return high - low <= 1e-9 * max(abs(low), abs(high))
+
+
+def _step(low: float, high: float, num_ticks: int) -> float:
+    """1, 2 or 5 times a power of ten."""
+    raw = (high - low) / num_ticks
+    power = 10.0 ** math.floor(math.log10(raw))
+    return next(m * power for m in (1, 2, 5, 10) if m * power >= raw * 0.999)
 
 
 def _points(series: Series, log_y: bool) -> list[tuple[float, float]]:

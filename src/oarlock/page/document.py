@@ -161,6 +161,7 @@ main{max-width:1120px;margin:0 auto;padding:48px 28px 72px}
 .kicker{margin:0;color:var(--muted);font-size:13px;letter-spacing:.02em}
 h1{margin:2px 0 0;font-size:30px;line-height:1.2;font-weight:650;letter-spacing:-.015em;overflow-wrap:anywhere}
 .subtitle{margin:6px 0 0;color:var(--muted)}
+header{margin-bottom:28px}
 h2{margin:44px 0 14px;font-size:18px;font-weight:650;letter-spacing:-.005em}
 .facts{display:grid;grid-template-columns:repeat(auto-fit,minmax(150px,1fr));gap:1px;margin:28px 0 0;
 background:var(--line);border:1px solid var(--line);border-radius:8px;overflow:hidden}
@@ -169,7 +170,9 @@ dt{color:var(--muted);font-size:13px}
 dd{margin:2px 0 0;font-size:23px;line-height:1.3;font-weight:600;letter-spacing:-.01em;
 font-variant-numeric:tabular-nums}
 small{display:block;color:var(--muted);font-size:12.5px;font-weight:400;letter-spacing:0}
-.charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(430px,100%),1fr));gap:18px}
+.charts{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(430px,100%),1fr));gap:18px}
+.charts>figure{max-width:640px}
+.charts,.scroll{margin:18px 0}
 figure{margin:0;padding:16px 16px 10px;background:var(--panel);border:1px solid var(--line);border-radius:8px}
 svg{display:block;width:100%;height:auto;font-family:inherit}
 svg text{fill:var(--ink);font-size:12px;font-variant-numeric:tabular-nums}

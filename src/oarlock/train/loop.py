@@ -11,7 +11,7 @@ import gc
 import math
 import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -128,6 +128,7 @@ class Trainer:
         train = self.config.train
         with ExitStack() as cleanup:
             self.mesh.first_rank_only(lambda: self._open(cleanup))
+            cleanup.push(self._note_failure)
             progress = cleanup.enter_context(Progress(self.num_steps, every=train.log_every, rank=self.rank))
             stop = cleanup.enter_context(StopRequest())
             cleanup.enter_context(collection_at_chosen_steps(train.gc_every > 0))
@@ -395,6 +396,17 @@ class Trainer:
             self.log.write("event", self.state.step, event=event, signal=stopped_by)
             self.log.sync()
             self._write_status(finished, "" if finished else stopped_by)
+            write_report(self.directory.path)
+
+    def _note_failure(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        """Say in metrics, status and report that an error has ended the run; a loss that is not finite has said so."""
+        if error is None or self.rank != 0 or isinstance(error, NonFiniteLossError):
+            return
+        words = f"{type(error).__name__}: {error}".strip(": ").splitlines()[0]
+        with suppress(OSError):  # a full disk may be the error
+            self.log.write("event", self.state.step, event="failed", error=words)
+            self.log.sync()
+            self._write_status(finished=False, stopped_by=words)
             write_report(self.directory.path)
 
     def _write_status(self, finished: bool, stopped_by: str) -> None:

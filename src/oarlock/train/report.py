@@ -5,7 +5,7 @@
 Events of `metrics.jsonl` that it shows beside the curves:
 
     start, resume                    environment, packing, other dicts as tables of their own; num_steps; plain values
-    finished, stopped, non_finite    how the run ended; without one it is "not finished" and its page reloads itself
+    finished, stopped, non_finite, failed    how the run ended; without one it is "not finished", and its page reloads
     sample                           prompt, text
     memory_plan                      what `oarlock.memory.offload.picture.plan_record` gives
     others                           as rows of a table
@@ -28,7 +28,7 @@ __all__ = ["smooth", "write_report"]
 Records = list[dict[str, Any]]
 _REFRESH_SECONDS = 30
 _MAX_EVENTS = 20
-_BEGIN, _END = ("start", "resume"), ("finished", "stopped", "non_finite")
+_BEGIN, _END = ("start", "resume"), ("finished", "stopped", "non_finite", "failed")
 _HIDDEN = {"kind", "step", "event", "num_steps"}
 
 
@@ -117,6 +117,7 @@ def _subtitle(records: Records, start: dict[str, Any], end: dict[str, Any]) -> s
     parts = [f"{format_count(start['num_parameters'])} parameters"] if "num_parameters" in start else []
     parts.append(f"{step:,} of {total:,} steps" if total else f"{step:,} steps")
     states = {"finished": "finished", "non_finite": "stopped by a loss that is not finite"}
+    states["failed"] = f"ended by an error: {end.get('error')}"
     parts.append(states.get(end["event"], f"stopped by {end.get('signal')}") if end else "not finished")
     return ", ".join(parts)
 
@@ -131,8 +132,8 @@ def _facts(train: Records, evals: Records) -> list[tuple[str, str, str]]:
         best = min(scored, key=lambda r: r["bits_per_byte"])
         note = f"best {best['bits_per_byte']:.4f} at step {best['step']:,}" if best is not scored[-1] else "the best"
         facts.append(("Bits per byte", f"{scored[-1]['bits_per_byte']:.4f}", f"validation, {note}"))
-    if losses := _column(train, "loss"):
-        facts.append(("Training loss", f"{smooth(losses, _width(losses))[-1]:.3f}", f"{_loss_unit(train)}, smoothed"))
+    if fact := _loss_fact(train):
+        facts.append(fact)
     if seconds := _column(train, "seconds"):
         evaluating = _column(evals, "evaluation_seconds")
         note = f"and {format_duration(sum(evaluating))} evaluating" if evaluating else ""
@@ -149,6 +150,21 @@ def _facts(train: Records, evals: Records) -> list[tuple[str, str, str]]:
     if memory := _column(train, "memory_bytes"):
         facts.append(("Peak memory", format_bytes(max(memory)), ""))
     return facts
+
+
+def _loss_fact(train: Records) -> tuple[str, str, str] | None:
+    """The last losses, smoothed; where some are not finite, since when, or how many."""
+    known = [(r["step"], r["loss"]) for r in train if isinstance(r.get("loss"), (int, float))]
+    if not known:
+        return None
+    bad = [step for step, loss in known if not math.isfinite(loss)]
+    if bad and bad[-1] == known[-1][0]:
+        last_good = max((step for step, loss in known if math.isfinite(loss)), default=-1)
+        since = next(step for step in bad if step > last_good)
+        return "Training loss", str(known[-1][1]), f"not finite since step {since:,}"
+    losses = [loss for _, loss in known]
+    missing = f", {len(bad)} not finite, the first at step {bad[0]:,}" if bad else ""
+    return "Training loss", f"{smooth(losses, _width(losses))[-1]:.3f}", f"{_loss_unit(train)}, smoothed{missing}"
 
 
 def _charts(train: Records, evals: Records) -> list[str]:
