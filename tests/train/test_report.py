@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from oarlock.train.environment import environment
 from oarlock.train.metrics import MetricsLog
 from oarlock.train.report import smooth, write_report
+from oarlock.train.run import RunDirectory
 
 
 class Text(HTMLParser):
@@ -113,6 +114,7 @@ def test_a_run_that_goes_on_after_its_end_has_not_ended(tmp_path: Path) -> None:
     [
         ({"event": "stopped", "signal": "SIGTERM"}, "stopped by SIGTERM"),
         ({"event": "non_finite", "loss": math.nan}, "stopped by a loss that is not finite"),
+        ({"event": "non_finite", "loss": 5.8, "grad_norm": math.nan}, "stopped by a gradient norm that is not finite"),
         ({"event": "failed", "error": "OSError: full"}, "ended by an error: OSError: full"),
     ],
 )
@@ -182,9 +184,9 @@ def test_the_environment_names_the_device(device: torch.device) -> None:
 @pytest.mark.parametrize(
     ("losses", "value", "note"),
     [
-        ([3.0, 2.0, math.nan, math.nan], "nan", "not finite since step 3"),
+        ([3.0, 2.0, math.nan, math.nan], "NaN", "not finite since step 3"),
         ([3.0, math.inf, 2.0, 1.0], "1.000", "nats per token, smoothed, 1 not finite, the first at step 2"),
-        ([math.nan], "nan", "not finite since step 1"),
+        ([math.nan], "NaN", "not finite since step 1"),
         ([3.0, 2.0], "2.000", "nats per token, smoothed"),
     ],
 )
@@ -196,3 +198,46 @@ def test_a_loss_that_is_not_finite_is_told(tmp_path: Path, losses: list[float], 
     log.close()
     text = Text(write_report(tmp_path).read_text())
     assert (text.after("Training loss"), text.after(value)) == (value, note)
+
+
+def test_every_number_that_is_not_finite_is_named_with_its_steps(tmp_path: Path) -> None:
+    with MetricsLog(tmp_path, tensorboard=False) as log:
+        log.write("event", 0, event="start", num_steps=10)
+        log.write("eval", 0, loss=8.0, bits_per_byte=3.5)
+        for step in range(1, 9):
+            norm = math.inf if step == 2 else 1.0
+            rate = math.nan if step in (3, 5) else 1e-3
+            log.write("train", step, loss=-math.inf if step > 6 else 1.0, grad_norm=norm, lr=rate)
+        log.write("eval", 8, loss=math.nan, bits_per_byte=math.nan)
+    page = write_report(tmp_path).read_text()
+    text = Text(page)
+    assert (
+        "Not finite: loss since step 7 (-Infinity); gradient norm at step 2 (Infinity); lr at 2 steps, the first 3, "
+        "the last 5 (NaN); validation loss since step 8 (NaN); validation bits per byte since step 8 (NaN)."
+    ) in text.parts
+    assert text.after("3.5000") == "validation, the best; not finite since step 8"
+    loss = ET.fromstring(re.findall(r"<svg.*?</svg>", page, flags=re.S)[0])
+    ticks = [t.text for t in loss.iter("{http://www.w3.org/2000/svg}text") if t.get("text-anchor") == "middle"]
+    assert ticks[-1] == "8"  # the axis goes on where the line has ended
+
+
+def test_the_step_that_was_not_taken_is_not_counted(tmp_path: Path) -> None:
+    record(tmp_path, steps=7, ended=False)
+    log = MetricsLog(tmp_path, tensorboard=False)
+    log.resume(7)
+    log.write("event", 8, event="non_finite", loss=math.nan)
+    log.close()
+    assert "7 of 40 steps, stopped by a loss" in write_report(tmp_path).read_text()
+
+
+def test_a_run_whose_process_has_died_is_told_from_one_that_goes_on(tmp_path: Path) -> None:
+    record(tmp_path, steps=7, ended=False)
+    directory = RunDirectory(tmp_path)
+    directory.write_status(step=7, steps=40, budget=0.0, finished=False, stopped_by="")
+    with directory.claimed():
+        page = write_report(tmp_path).read_text()
+    assert re.search(r"7 of 40 steps, not finished at \d{4}-\d\d-\d\d \d\d:\d\d UTC<", page)
+    assert 'http-equiv="refresh"' in page
+    page = write_report(tmp_path).read_text()
+    assert "7 of 40 steps, not finished, and no process is training it<" in page
+    assert 'http-equiv="refresh"' not in page

@@ -51,7 +51,7 @@ def line_chart(
     """
     gapped = [_points(s, log_y) for s in series]
     shown = [[p for p in points if math.isfinite(p[1])] for points in gapped]
-    xs = [x for points in shown for x, _ in points]
+    xs = [x for points in gapped for x, _ in points]  # a line that ends early ends before its axis does
     ys = [y for points in shown for _, y in points]
     head = (
         f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(title)}" '
@@ -60,7 +60,7 @@ def line_chart(
         + (f'<tspan class="unit" dx="8">{escape(y_label)}</tspan>' if y_label else "")
         + "</text>"
     )
-    if not xs:
+    if not ys:
         middle = f'x="{_WIDTH / 2:g}" y="{_HEIGHT / 2:g}"'
         return f'{head}<text class="tick" text-anchor="middle" {middle}>no finite values yet</text></svg>'
 

@@ -195,6 +195,7 @@ th,td{padding:6px 32px 6px 0;border-bottom:1px solid var(--line);text-align:left
 th{color:var(--muted);font-size:13px;font-weight:500;white-space:nowrap}
 td:first-child{white-space:nowrap}
 .panels{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(300px,100%),1fr));gap:0 44px}
+.panels section{max-width:640px}
 .panels table{width:100%}
 .panels td+td{text-align:right;overflow-wrap:anywhere}
 .number{text-align:right}

@@ -5,7 +5,8 @@
 Events of `metrics.jsonl` that it shows beside the curves:
 
     start, resume                    environment, packing, other dicts as tables of their own; num_steps; plain values
-    finished, stopped, non_finite, failed    how the run ended; without one it is "not finished", and its page reloads
+    finished, stopped, non_finite,   how the run ended; without one it is "not finished", and its page reloads itself
+    failed                           unless `oarlock train` began it and no process is at it any more
     sample                           prompt, text
     memory_plan                      what `oarlock.memory.offload.picture.plan_record` gives
     others                           as rows of a table
@@ -15,12 +16,14 @@ import math
 import os
 import statistics
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from oarlock.memory.offload.picture import plan_charts
 from oarlock.page import Page, Series, line_chart
 from oarlock.train.metrics import read_metrics
+from oarlock.train.report_state import BEGIN, State, last_event, non_finite_text, not_finite, not_finite_since, state_of
 from oarlock.train.units import format_bytes, format_count, format_duration, format_scientific
 
 __all__ = ["smooth", "write_report"]
@@ -28,7 +31,6 @@ __all__ = ["smooth", "write_report"]
 Records = list[dict[str, Any]]
 _REFRESH_SECONDS = 30
 _MAX_EVENTS = 20
-_BEGIN, _END = ("start", "resume"), ("finished", "stopped", "non_finite", "failed")
 _HIDDEN = {"kind", "step", "event", "num_steps"}
 
 
@@ -52,26 +54,28 @@ def write_report(run_dir: str | os.PathLike[str], *, sample: str | None = None) 
     events = [r for r in records if r["kind"] == "event"]
     start: dict[str, Any] = {}
     for event in events:
-        start |= event if event.get("event") in _BEGIN else {}
-    end = _last_event(events, _END, after=_BEGIN)
+        start |= event if event.get("event") in BEGIN else {}
+    state = state_of(run_dir, events)
 
     page = Page(
         run_dir.resolve().name,
-        subtitle=_subtitle(records, start, end),
+        subtitle=_subtitle(records, start, state),
         kicker="Oarlock training report",
-        refresh_seconds=None if end else _REFRESH_SECONDS,
+        refresh_seconds=None if state.has_ended else _REFRESH_SECONDS,
     )
+    if wrong := not_finite(train, evals):
+        page.paragraph(f"Not finite: {'; '.join(wrong)}.")
     if facts := _facts(train, evals):
         page.facts(facts)
     if charts := _charts(train, evals):
         page.heading("Curves")
         page.charts(charts)
-    if plan := _last_event(events, ("memory_plan",)):
+    if plan := last_event(events, ("memory_plan",)):
         page.heading("Memory plan")
         page.paragraph(plan["text"])
         page.charts(plan_charts(plan))
         page.table(plan["rows"], header=("Saved in", "Kept", "Computed again", "Sent out"))
-    sampled = _last_event(events, ("sample",))
+    sampled = last_event(events, ("sample",))
     if text := sample or sampled.get("prompt", "") + sampled.get("text", ""):
         page.heading("Sample")
         page.quote(text)
@@ -112,26 +116,27 @@ def smooth(values: Sequence[float], width: int) -> list[float]:
     return out
 
 
-def _subtitle(records: Records, start: dict[str, Any], end: dict[str, Any]) -> str:
-    step, total = max((r["step"] for r in records), default=0), start.get("num_steps")
+def _subtitle(records: Records, start: dict[str, Any], state: State) -> str:
+    done = (r["step"] for r in records if r.get("event") != "non_finite")  # that step was not taken
+    step, total = max(done, default=0), start.get("num_steps")
     parts = [f"{format_count(start['num_parameters'])} parameters"] if "num_parameters" in start else []
     parts.append(f"{step:,} of {total:,} steps" if total else f"{step:,} steps")
-    states = {"finished": "finished", "non_finite": "stopped by a loss that is not finite"}
-    states["failed"] = f"ended by an error: {end.get('error')}"
-    parts.append(states.get(end["event"], f"stopped by {end.get('signal')}") if end else "not finished")
-    return ", ".join(parts)
+    at = "" if state.has_ended else f" at {datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
+    return ", ".join([*parts, state.text + at])
 
 
 def _facts(train: Records, evals: Records) -> list[tuple[str, str, str]]:
     facts: list[tuple[str, str, str]] = []
     if accuracies := _column(evals, "accuracy"):
         margin = _column(evals, "margin")
-        facts.append(("Accuracy", f"{accuracies[-1]:.3f}", f"validation, margin {margin[-1]:.3f}" if margin else ""))
+        note = f"validation, margin {margin[-1]:.3f}" if margin else "validation"
+        facts.append(("Accuracy", f"{accuracies[-1]:.3f}", note + _since(evals, "accuracy")))
     scored = [r for r in evals if _is_finite(r.get("bits_per_byte"))]
     if scored:
         best = min(scored, key=lambda r: r["bits_per_byte"])
         note = f"best {best['bits_per_byte']:.4f} at step {best['step']:,}" if best is not scored[-1] else "the best"
-        facts.append(("Bits per byte", f"{scored[-1]['bits_per_byte']:.4f}", f"validation, {note}"))
+        note = f"validation, {note}{_since(evals, 'bits_per_byte')}"
+        facts.append(("Bits per byte", f"{scored[-1]['bits_per_byte']:.4f}", note))
     if fact := _loss_fact(train):
         facts.append(fact)
     if seconds := _column(train, "seconds"):
@@ -152,16 +157,21 @@ def _facts(train: Records, evals: Records) -> list[tuple[str, str, str]]:
     return facts
 
 
+def _since(records: Records, name: str) -> str:
+    """Since when a value is out of date, if it is."""
+    since = not_finite_since(records, name)
+    return "" if since is None else f"; not finite since step {since:,}"
+
+
 def _loss_fact(train: Records) -> tuple[str, str, str] | None:
     """The last losses, smoothed; where some are not finite, since when, or how many."""
     known = [(r["step"], r["loss"]) for r in train if isinstance(r.get("loss"), (int, float))]
     if not known:
         return None
     bad = [step for step, loss in known if not math.isfinite(loss)]
-    if bad and bad[-1] == known[-1][0]:
-        last_good = max((step for step, loss in known if math.isfinite(loss)), default=-1)
-        since = next(step for step in bad if step > last_good)
-        return "Training loss", str(known[-1][1]), f"not finite since step {since:,}"
+    since = not_finite_since(train, "loss")
+    if since is not None:
+        return "Training loss", non_finite_text(known[-1][1]), f"not finite since step {since:,}"
     losses = [loss for _, loss in known]
     missing = f", {len(bad)} not finite, the first at step {bad[0]:,}" if bad else ""
     return "Training loss", f"{smooth(losses, _width(losses))[-1]:.3f}", f"{_loss_unit(train)}, smoothed{missing}"
@@ -225,21 +235,11 @@ def _event_rows(events: Records) -> list[tuple[str, str, str]]:
     for event in events:
         if event.get("event") in ("start", "sample", "finished", "memory_plan"):
             continue
-        hidden = event if event.get("event") in _BEGIN else _HIDDEN  # what a resumption carries is in the tables
+        hidden = event if event.get("event") in BEGIN else _HIDDEN  # what a resumption carries is in the tables
         shown = {k: v for k, v in event.items() if k not in hidden and v not in ("", None)}
         details = ", ".join(f"{_label(k)} {_value(k, v)}" for k, v in shown.items())
         rows.append((f"{event['step']:,}", str(event.get("event", "")), details))
     return rows[-_MAX_EVENTS:]
-
-
-def _last_event(events: Records, names: Sequence[str], *, after: Sequence[str] = ()) -> dict[str, Any]:
-    """The last event of one of the names, {} if there is none, or none after the last event named in `after`."""
-    for event in reversed(events):
-        if event.get("event") in names:
-            return event
-        if event.get("event") in after:
-            break
-    return {}
 
 
 def _column(records: Records, name: str, *, keep_gaps: bool = False) -> list[float]:
