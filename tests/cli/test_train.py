@@ -14,6 +14,7 @@ import pytest
 from oarlock.cli import train as command
 from oarlock.cli.main import main
 from oarlock.train.data import CorpusConfig, prepare
+from oarlock.train.loop import Trainer
 from oarlock.train.metrics import read_metrics
 from tiny_run import write_config
 
@@ -123,3 +124,26 @@ def test_the_command_to_go_on_with_can_be_typed(tmp_path: Path, monkeypatch: pyt
     assert shlex.split(command.own_command()) == ["./oarlock"]
     monkeypatch.setenv("PATH", f"{folder}:{os.defpath}")
     assert command.own_command() == "oarlock"
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_the_end_tells_where_the_memory_was_written(
+    tiny: Callable[..., Path],
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    stopped: bool,
+) -> None:
+    path = tmp_path / "memory.html"
+    if stopped:
+        step = Trainer._step
+        monkeypatch.setattr(Trainer, "_step", lambda self, *rest: step(self, *rest) or True)
+    command = ["train", str(tiny()), "--train.steps", "2", "--memory.record", str(path), "--resume", "auto"]
+    assert main(command) == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert f"memory    {path}" in lines
+    assert any(line.startswith("weights   ") for line in lines) is not stopped
+    assert path.exists()
+    if not stopped:
+        assert main(command) == 0  # it has finished: nothing is recorded
+        assert f"memory    {path}" not in capsys.readouterr().err.splitlines()

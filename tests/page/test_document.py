@@ -2,8 +2,11 @@
 
 import base64
 import hashlib
+import html
 import json
 import re
+import shutil
+import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -120,3 +123,38 @@ def test_a_failed_write_leaves_the_old_page(tmp_path: Path, monkeypatch: pytest.
     assert "<h1>old</h1>" in target.read_text(encoding="utf-8")
     Page("new").write(target)
     assert "<h1>new</h1>" in target.read_text(encoding="utf-8")
+
+
+MEASURE = """
+const box = e => { const r = e.getBoundingClientRect(); return [r.top, r.bottom, r.width]; };
+const parts = ["header", ".charts", "p:not(header p)", ".scroll", "figure"];
+document.title = JSON.stringify(Object.fromEntries(parts.map(s => [s, [...document.querySelectorAll(s)].map(box)])));
+"""
+
+
+def measured(tmp_path: Path, width: int, num_charts: int) -> dict[str, list[list[float]]]:
+    """Top, bottom and width of a page's parts as a browser lays them out."""
+    page = Page("t", subtitle="s")
+    page.charts([line_chart([Series("a", [1, 2], [1, 2])], title="t")] * num_charts)
+    page.heading("h")
+    page.paragraph("text")
+    page.table([("a", 1)], header=("b", "c"))
+    page.interactive("", MEASURE, None)
+    path = page.write(tmp_path / "page.html")
+    command = ["chromium", "--headless", "--no-sandbox", f"--window-size={width},900", "--dump-dom", f"file://{path}"]
+    drawn = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    (title,) = re.findall(r"<title>(.*?)</title>", drawn)
+    return json.loads(html.unescape(title))
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium")
+@pytest.mark.parametrize(("width", "num_charts"), [(1400, 1), (1400, 3), (900, 1), (700, 2)])
+def test_parts_keep_their_distance_and_charts_their_size(tmp_path: Path, width: int, num_charts: int) -> None:
+    found = measured(tmp_path, width, num_charts)
+    (header,), (charts,), (paragraph,), (table,) = (
+        found[s] for s in ("header", ".charts", "p:not(header p)", ".scroll")
+    )
+    assert charts[0] - header[1] >= 20
+    assert table[0] - paragraph[1] >= 14
+    assert len(found["figure"]) == num_charts
+    assert all(400 < figure[2] <= 640 for figure in found["figure"])  # drawn for 560: letters stay near their size

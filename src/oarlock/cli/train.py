@@ -55,6 +55,7 @@ def run(args: argparse.Namespace) -> int:
     from oarlock.parallel import initialize
     from oarlock.train.data import PreparedData
     from oarlock.train.loop import Trainer
+    from oarlock.train.memory import record_path
     from oarlock.train.run import RunDirectory
 
     directory = RunDirectory(config.train.out)
@@ -62,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     axes = {"data": config.parallel.data, "context": config.parallel.context}
     with initialize(device, timeout_seconds=config.parallel.timeout_seconds, **axes) as mesh:
         is_first = mesh.replica == 0
-        prompt = config.train.sample
+        prompt, written = config.train.sample, ""
         if args.resume == "auto" and directory.finished(config):
             if is_first:
                 print(f"{directory.path} has finished; nothing is left to train", file=sys.stderr)
@@ -75,7 +76,12 @@ def run(args: argparse.Namespace) -> int:
             if is_first:
                 with read_or_not():
                     print(config.to_toml(), flush=True)
-            if trainer.run().stopped_by:
+            stopped_by = trainer.run().stopped_by
+            if config.memory.record:
+                written = f"memory    {record_path(config.memory, trainer.rank)}"
+            if stopped_by:
+                if is_first and written:
+                    print(written, file=sys.stderr)
                 return 0
             if prompt == "auto":
                 data, room = trainer.data, config.data.sequence_length // 2
@@ -84,6 +90,8 @@ def run(args: argparse.Namespace) -> int:
             if prompt:
                 _sample(directory.path, prompt, config.train.device)
             print(f"\nreport    {directory.report}\nweights   {directory.export}", file=sys.stderr)
+            if written:
+                print(written, file=sys.stderr)
             folder = shlex.quote(str(directory.path))
             print(f'continue  {own_command()} generate {folder} "your prompt"', file=sys.stderr)
     return 0

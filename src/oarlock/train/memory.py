@@ -10,6 +10,12 @@ from oarlock import memory
 from oarlock.train.config import MemoryConfig
 
 
+def record_path(config: MemoryConfig, rank: int) -> Path:
+    """What a rank writes its recording to; others than the first put their number into the file's name."""
+    path = Path(config.record)
+    return path if rank == 0 else path.with_name(f"{path.stem}-rank{rank}{path.suffix}")
+
+
 @contextmanager
 def recorded(
     config: MemoryConfig,
@@ -24,7 +30,7 @@ def recorded(
         config: what to write, and how much of it.
         model, optimizers: whose tensors are named.
         device: where they live.
-        rank: of this process; other ranks than the first put their number into the file's name.
+        rank: of this process.
 
     Raises:
         memory.OutOfMemoryError: in place of the device's error; the message names the file.
@@ -32,8 +38,7 @@ def recorded(
     if not config.record:
         yield
         return
-    path = Path(config.record)
-    path = path if rank == 0 else path.with_name(f"{path.stem}-rank{rank}{path.suffix}")
+    path = record_path(config, rank)
     with memory.record(device, num_events=config.events, stacks=config.stacks, on_oom=path) as recorder:
         recorder.watch(model, optimizers)
         yield
