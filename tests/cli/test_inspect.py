@@ -63,6 +63,7 @@ def test_a_row_of_one_tensor_has_its_whole_name(tmp_path: Path, capsys: pytest.C
     assert main(["inspect", str(tmp_path / "net.safetensors"), "--html", str(page)]) == 0
     assert set(rows_of(capsys.readouterr().out)) == set(tensors)
     assert all(f"<td>model: {name}</td>" in page.read_text() for name in tensors)
+    assert "same as" not in page.read_text()
 
 
 def test_a_star_stands_only_for_numbers_that_differ(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -165,3 +165,16 @@ def test_a_replay_tells_what_each_allocator_needs(tmp_path: Path, capsys: pytest
         assert message in capsys.readouterr().err
     assert main(["memory", "replay", str(tmp_path / "a.npz"), "--allocator", "tape"]) == 2
     assert "one of oarlock" in capsys.readouterr().err
+
+
+def test_one_of_a_kind_is_told_as_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with record() as recorder:
+        kept = torch.ones(1 << 18)
+        since = recorder.num_events()
+        recorder.annotate("later")
+    path = recorder.recording(since).save(tmp_path / "a.npz")
+    assert main(["memory", "replay", str(path), "--allocator", "caching"]) == 0
+    assert "(1 allocation of 1.00 MiB from before the first event counts as made" in capsys.readouterr().out
+    assert main(["memory", "view", str(path)]) == 0
+    assert "<small>1 allocation, after event 1</small>" in path.with_suffix(".html").read_text()
+    assert kept.numel() == 1 << 18

@@ -103,6 +103,11 @@ def test_between_whole_steps_there_are_no_ticks(steps: list[int]) -> None:
     assert len(ticks) >= 2
 
 
+def test_a_line_of_zeros_has_no_negative_ticks() -> None:
+    ticks = [value for _, value in axis(parse(line_chart([Series("a", [1, 2], [0, 0])], title="t")), "end", "y")]
+    assert (min(ticks), max(ticks)) == (0, 1)
+
+
 def test_thinning_keeps_order_extremes_and_gaps() -> None:
     points = [(float(i), math.sin(i / 50)) for i in range(10_000)]
     points[1234] = (1234.0, 99.0)

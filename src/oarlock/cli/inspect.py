@@ -4,6 +4,7 @@ import argparse
 import json
 import math
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +154,12 @@ def _sizes(found: dict[str, Any], what: str) -> list[list[str]]:
     return _with_rest(rows, len(found[what]), 2)
 
 
+def _without_empty(header: Sequence[str], rows: list[list[str]]) -> tuple[list[str], list[list[str]]]:
+    """Header and rows without the column of ties where nothing is tied."""
+    shown = [k for k, title in enumerate(header) if title != "same as" or any(row[k] for row in rows)]
+    return [header[k] for k in shown], [[row[k] for k in shown] for row in rows]
+
+
 def _print(found: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
@@ -166,11 +173,11 @@ def _print(found: dict[str, Any]) -> None:
         (("file", "data"), _sizes(found, "files")),
         (("below", "size"), _sizes(found, "tree")),
     )
-    for header, rows in tables:
-        shown = [k for k, title in enumerate(header) if title != "same as" or any(row[k] for row in rows)]
-        table = Table(*(header[k] for k in shown), box=None, pad_edge=False)
+    for full_header, full_rows in tables:
+        header, rows = _without_empty(full_header, full_rows)
+        table = Table(*header, box=None, pad_edge=False)
         for row in rows:
-            table.add_row(*(Text(row[k]) for k in shown))
+            table.add_row(*map(Text, row))
         console.print(table)
 
 
@@ -178,7 +185,8 @@ def _write_page(found: dict[str, Any], path: Path) -> None:
     from oarlock.page import Page
 
     page = Page(printable(found["path"]), subtitle=f"{len(found['tensors'])} tensors; checksums: {found['checksums']}")
-    page.table(_rows(found), _HEADER)
+    header, rows = _without_empty(_HEADER, _rows(found))
+    page.table(rows, header)
     page.heading("Files")
     page.table(_sizes(found, "files"), ("file", "data"))
     page.heading("Sizes")

@@ -126,7 +126,7 @@ def _capacity(text: str, peak: int) -> int:
 def _read_trace(path: Path) -> "tuple[Trace, str]":
     """The trace, and what of it is missing."""
     from oarlock.memory import Recording, Trace
-    from oarlock.memory.amounts import amount
+    from oarlock.memory.amounts import allocations, amount
     from oarlock.memory.events import open_arrays
     from oarlock.memory.intervals import intervals
 
@@ -148,9 +148,9 @@ def _read_trace(path: Path) -> "tuple[Trace, str]":
     told = []
     if before.any():
         size = amount(int(lives.size[before].sum()))
-        told.append(
-            f"{int(before.sum()):,} allocations of {size} from before the first event count as made at the start"
-        )
+        number = int(before.sum())
+        counts = "count" if number > 1 else "counts"
+        told.append(f"{allocations(number)} of {size} from before the first event {counts} as made at the start")
     if recording.num_dropped:
         told.append(
             f"the first {recording.num_dropped:,} events were not kept: what they had live at most is not known"

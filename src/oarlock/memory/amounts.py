@@ -11,5 +11,10 @@ def amount(num_bytes: float, *, sign: bool = False) -> str:
     return f"{prefix}{_digits(value)} TiB"
 
 
+def allocations(number: int) -> str:
+    """1 is "1 allocation"."""
+    return f"{number:,} allocation" + ("s" if number != 1 else "")
+
+
 def _digits(value: float) -> str:
     return f"{value:.2f}" if value < 9.995 else f"{value:.1f}" if value < 99.95 else f"{value:.0f}"

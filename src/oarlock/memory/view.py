@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from oarlock.memory.amounts import amount
+from oarlock.memory.amounts import allocations, amount
 from oarlock.memory.events import Action, Mark, Recording
 from oarlock.memory.picture import Picture, largest_gap, picture, samples
 from oarlock.memory.summary import largest_at_peak, told_events
@@ -51,7 +51,7 @@ def _facts(recording: Recording, shown: Picture) -> list[tuple[str, object, str]
     lives, peak = shown.lives, shown.lives.peak()
     rows, before = lives.live_at(peak), int((lives.begin < 0).sum())
     facts: list[tuple[str, object, str]] = [
-        ("Peak", amount(int(lives.size[rows].sum())), f"{rows.size:,} allocations, after event {peak + 1:,}"),
+        ("Peak", amount(int(lives.size[rows].sum())), f"{allocations(rows.size)}, after event {peak + 1:,}"),
         ("At the end", amount(int(lives.size[lives.end == lives.num_events].sum())), "still there"),
         (
             "Allocations",
@@ -69,7 +69,7 @@ def _facts(recording: Recording, shown: Picture) -> list[tuple[str, object, str]
         moved = recording.events[(recording.events["action"] == Action.MAP) & (recording.events["detail"] == 1)]
         facts.append(("Moved", amount(int(moved["size"].sum())), "of pages, no live byte"))
     if failures := int((recording.events["action"] == Action.OOM).sum()):
-        facts.append(("Out of memory", failures, "times"))
+        facts.append(("Out of memory", failures, "time" if failures == 1 else "times"))
     return facts
 
 

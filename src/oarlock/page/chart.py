@@ -141,8 +141,10 @@ class _Axis:
     @staticmethod
     def linear(low: float, high: float, start: float, stop: float, num_ticks: int) -> "_Axis":
         """An axis in steps of 1, 2 or 5 times a power of ten."""
-        if _is_constant(low, high):  # such a line sits in the middle
-            margin = abs(low) * 0.05 or 0.5
+        if low == high == 0:  # most of what is drawn cannot be negative
+            high = 1.0
+        elif _is_constant(low, high):  # such a line sits in the middle
+            margin = abs(low) * 0.05
             low, high = low - margin, high + margin
         step = _step(low, high, num_ticks)
         first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)

@@ -164,8 +164,8 @@ h1{margin:2px 0 0;font-size:30px;line-height:1.2;font-weight:650;letter-spacing:
 header{margin-bottom:28px}
 h2{margin:44px 0 14px;font-size:18px;font-weight:650;letter-spacing:-.005em}
 .facts{display:grid;grid-template-columns:repeat(auto-fit,minmax(150px,1fr));gap:1px;margin:28px 0 0;
-background:var(--line);border:1px solid var(--line);border-radius:8px;overflow:hidden}
-.facts div{background:var(--panel);padding:14px 18px 12px}
+background:var(--panel);border:1px solid var(--line);border-radius:8px;overflow:hidden}
+.facts div{box-shadow:0 0 0 1px var(--line);padding:14px 18px 12px}
 dt{color:var(--muted);font-size:13px}
 dd{margin:2px 0 0;font-size:23px;line-height:1.3;font-weight:600;letter-spacing:-.01em;
 font-variant-numeric:tabular-nums}
