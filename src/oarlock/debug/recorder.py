@@ -22,10 +22,10 @@ from torch.overrides import TorchFunctionMode
 from oarlock.debug import patches
 from oarlock.debug.calls import Call, Mark, arguments_of, as_function, common_path, current_node, gradient_name
 from oarlock.debug.names import Api, Value, api_of, new_value, shape_of, tensors_in
+from oarlock.debug.naming import Naming
 from oarlock.debug.patches import entered_modes, module_stack, undispatched
 from oarlock.stacks import StackTable
 
-_SWEEP = 4096
 _TENSORS = {Tensor, nn.Parameter}
 _SCALARS = {int, float, bool, str, type(None), torch.dtype, torch.device}
 _new, _ref = tuple.__new__, weakref.ref
@@ -43,7 +43,7 @@ class _Thread:
         self.ident = threading.get_ident()
 
 
-class Recorder(TorchFunctionMode):
+class Recorder(Naming):
     """Names what happens while it is entered; views are made of it by overriding `on_...`.
 
     Args:
@@ -58,13 +58,8 @@ class Recorder(TorchFunctionMode):
         self.stacks = StackTable() if stacks else None
         self.nodes = nodes
         self.step_number = 0
-        self._key = f"oarlock.debug.{id(self)}"
         self._apis: dict[Any, Api] = {}
         self._plain: dict[Any, str] = {}  # names of those that `__torch_function__` records itself
-        self._counts: dict[str, int] = {}
-        self._known: dict[int, tuple[weakref.ref[Tensor], Value]] = {}
-        self._sweep_at = _SWEEP
-        self._paths: dict[int, str] = {}
         self._local = threading.local()
         self._engine_backward = undispatched(torch.autograd.backward, self._entered)
         self._engine_grad = undispatched(torch.autograd.grad, self._entered)
@@ -128,15 +123,6 @@ class Recorder(TorchFunctionMode):
     def step(self) -> None:
         """Begin the next iteration: records carry its number from now on."""
         self.step_number += 1
-
-    def _name_model(self, model: nn.Module) -> None:
-        self._paths = {id(module): path for path, module in model.named_modules()}
-        for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-            self.name(tensor, name)
-
-    def name(self, tensor: Tensor, name: str) -> None:
-        """Call a tensor `name` in all records from now on, as parameters are."""
-        self._keep(tensor, new_value((name, "", 0, -1, shape_of(tensor), tensor.dtype, tensor.requires_grad)))
 
     # --------------------------------------------------------------------------------------------------- the mode
 
@@ -355,34 +341,7 @@ class Recorder(TorchFunctionMode):
         node.register_prehook(self._node_begins)
         node.register_hook(self._node_ends)
 
-    def _path(self, modules: list[nn.Module]) -> str:
-        if not modules:
-            return ""
-        path = self._paths.get(id(modules[-1]))
-        if path is not None:
-            return path
-        names: list[str] = []
-        for module in reversed(modules):
-            path = self._paths.get(id(module))
-            if path is not None:
-                return ".".join(filter(None, [path, *reversed(names)]))
-            names.append(type(module).__name__)
-        return ".".join(reversed(names))
-
     # --------------------------------------------------------------------------------------------------- tensors
-
-    def value_of(self, tensor: Tensor) -> Value:
-        """What the records call a tensor; one that nothing recorded has made is an `input`."""
-        known = self._known.get(id(tensor))
-        if known is not None and known[0]() is tensor:
-            return known[1]
-        node = tensor.grad_fn
-        if node is not None:
-            return self._value_from(node, tensor)
-        number = self._counts["input"] = self._counts.get("input", 0) + 1
-        value = new_value(("", "input", number, -1, shape_of(tensor), tensor.dtype, tensor.requires_grad))
-        self._keep(tensor, value)
-        return value
 
     def _value_from(self, node: Any, tensor: Tensor) -> Value:
         """Of a tensor that only its node of the backward graph tells of.
@@ -414,35 +373,6 @@ class Recorder(TorchFunctionMode):
         number = self._counts[api] = self._counts.get(api, 0) + 1
         inputs = tuple(filter(None, (self.value_at(edge) for edge in node.next_functions)))
         return Call(api, number, module, "forward", self.step_number, thread.ident, 0, 0, "", True, inputs, ())
-
-    def value_at(self, edge: tuple[Any, int]) -> Value | None:
-        """The tensor whose gradient leaves along an edge of the backward graph."""
-        node, number = edge
-        for _ in range(8):  # nodes that torch made beside the call's own, such as the transposition in a linear layer
-            if node is None:
-                return None
-            mark = self.mark_of(node)
-            if mark is not None:
-                return mark.values[number] if number < len(mark.values) else None
-            variable = getattr(node, "variable", None)
-            if variable is not None:
-                return self.value_of(variable)
-            if not node.next_functions:
-                return None
-            node, number = node.next_functions[0]
-        return None
-
-    def _keep(self, tensor: Tensor, value: Value) -> None:
-        self._known[id(tensor)] = (weakref.ref(tensor), value)
-        if len(self._known) > self._sweep_at:
-            self._sweep()
-
-    def _sweep(self) -> None:
-        """Forget tensors that are gone."""
-        for key, (ref, _) in list(self._known.items()):
-            if ref() is None:
-                del self._known[key]
-        self._sweep_at = 2 * len(self._known) + _SWEEP
 
     # -------------------------------------------------------------------------------------------------- backward
 
@@ -478,16 +408,6 @@ class Recorder(TorchFunctionMode):
             return run(*args, **kwargs)
         finally:
             TorchFunctionMode.__exit__(self, None, None, None)
-
-    def mark_of(self, node: Any) -> Mark | None:
-        """What made a node of the backward graph; None if that was not recorded."""
-        metadata = node.metadata
-        mark = metadata.get(self._key)
-        if mark is None or type(mark) is Mark:
-            return mark
-        # The fields of a call with one result.
-        mark = metadata[self._key] = Mark(_new(Call, mark), type(node).__name__, mark[-1])
-        return mark
 
     def _node_begins(self, gradients: tuple[Tensor | None, ...]) -> None:
         node = current_node()
