@@ -171,7 +171,7 @@ class Trainer:
                 self.mesh.first_rank_only(self._export)
             elif self.rank == 0:
                 progress.note(f"stopped by {stopped_by}: step {self.state.step} is saved; --resume auto continues")
-            self._finish(finished, stopped_by)
+            self._end("finished" if finished else "stopped", "" if finished else stopped_by, signal=stopped_by)
         bits = self.last_evaluation.bits_per_byte if self.last_evaluation else None
         return TrainResult(self.directory.path, self.state.step, self.num_steps, bits, "" if finished else stopped_by)
 
@@ -273,11 +273,7 @@ class Trainer:
         dump = self.directory.path / f"non-finite-step-{step}"
         self.mesh.first_rank_only(lambda: dump_facts(dump, step, loss, norm, self.model))
         dump_batches(dump, batches, self.rank, self.num_ranks)
-        if self.rank == 0:
-            self.log.write("event", step, event="non_finite", loss=loss, grad_norm=norm)
-            self.log.sync()
-            self._write_status(finished=False, stopped_by="a loss that is not finite")
-            write_report(self.directory.path)
+        self._end("non_finite", "a loss that is not finite", step, loss=loss, grad_norm=norm)
         kept = checkpoint.list_checkpoints(self.directory.checkpoints)
         return NonFiniteLossError(
             f"step {step}: {what}. {dump} holds the batches and the names of all gradients and weights that are not "
@@ -390,23 +386,19 @@ class Trainer:
         with self._averaged(self.config.ema.export):
             export_model(self.model, self.data, self.directory.export)
 
-    def _finish(self, finished: bool, stopped_by: str) -> None:
-        if self.rank == 0:
-            event = "finished" if finished else "stopped"
-            self.log.write("event", self.state.step, event=event, signal=stopped_by)
-            self.log.sync()
-            self._write_status(finished, "" if finished else stopped_by)
-            write_report(self.directory.path)
-
     def _note_failure(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        """Say in metrics, status and report that an error has ended the run; a loss that is not finite has said so."""
-        if error is None or self.rank != 0 or isinstance(error, NonFiniteLossError):
-            return
-        words = f"{type(error).__name__}: {error}".strip(": ").splitlines()[0]
-        with suppress(OSError):  # a full disk may be the error
-            self.log.write("event", self.state.step, event="failed", error=words)
+        """Say that an error has ended the run; a loss that is not finite has said so."""
+        if error is not None and not isinstance(error, NonFiniteLossError):
+            words = f"{type(error).__name__}: {error}".strip(": ").splitlines()[0]
+            with suppress(OSError):  # a full disk may be the error
+                self._end("failed", words, error=words)
+
+    def _end(self, event: str, stopped_by: str, step: int | None = None, **values: float | str) -> None:
+        """Say in metrics, status and report how the run has ended."""
+        if self.rank == 0:
+            self.log.write("event", self.state.step if step is None else step, event=event, **values)
             self.log.sync()
-            self._write_status(finished=False, stopped_by=words)
+            self._write_status(event == "finished", stopped_by)
             write_report(self.directory.path)
 
     def _write_status(self, finished: bool, stopped_by: str) -> None:
