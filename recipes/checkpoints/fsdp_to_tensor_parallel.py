@@ -17,6 +17,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from oarlock import checkpoint
+from oarlock.parallel import leave
 
 
 class Block(nn.Module):
@@ -97,7 +98,7 @@ def main() -> None:
         },
     )
     dist.barrier()  # no rank leaves while another one still talks to it
-    dist.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
 """Joining a job: the process group that torchrun (or Slurm, Kubernetes) describes in the environment."""
 
+import gc
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -49,7 +51,18 @@ def initialize(
         yield Mesh.build(data, context, tensor, pipeline, expert)
     finally:
         if joined:
-            dist.destroy_process_group()
+            leave()
+
+
+def leave() -> None:
+    """Destroy the process group at the end of a program, and let its threads finish.
+
+    Groups live on in device meshes. A thread of gloo that drops the last reference to a tensor while Python shuts down
+    aborts the process ("terminate called without an active exception"), so it gets a moment before.
+    """
+    dist.destroy_process_group()
+    gc.collect()
+    time.sleep(0.1)
 
 
 def _join(device: str, timeout_seconds: float) -> bool:

@@ -10,6 +10,8 @@ import torch
 import torch.distributed as dist
 from torch.multiprocessing.spawn import start_processes
 
+from oarlock.parallel import leave
+
 
 def spawn(
     func: Callable[..., Any],
@@ -65,4 +67,4 @@ def _run(rank: int, func: Callable[..., Any], args: tuple[Any, ...], shared: dic
         torch.cuda.set_device(rank % torch.cuda.device_count())
     func(*args)
     if dist.is_initialized():
-        dist.destroy_process_group()
+        leave()
