@@ -215,5 +215,52 @@ def files_with_arrays():
     return [back["w"], [[str(each.dtype), each.tolist()] for each in back["state"]], float(back["loss"])]
 
 
+def _weights_of_steps(make, steps):
+    """A layer's weights after each step of an optimizer that `make` makes of it."""
+    layer = filled(nn.Linear(2, 2))
+    optimizer = make(layer)
+    found = []
+    for step in range(steps):
+        layer(numbers(3, 2, seed=step)).square().sum().backward()
+        found.append(optimizer(layer))
+    return found
+
+
+def looking_ahead():
+    def make(layer):
+        inner = paddle.optimizer.SGD(0.1, parameters=layer.parameters())
+        optimizer = paddle.incubate.LookAhead(inner, alpha=0.3, k=3)
+
+        def step(layer):
+            optimizer.step()
+            optimizer.clear_grad()
+            return layer.weight.numpy().tolist()
+
+        return step
+
+    return _weights_of_steps(make, 8)
+
+
+def averages():
+    def make(layer):
+        optimizer = paddle.optimizer.SGD(0.1, parameters=layer.parameters())
+        mean = paddle.incubate.ModelAverage(
+            0.5, parameters=layer.parameters(), min_average_window=2, max_average_window=4
+        )
+
+        def step(layer):
+            optimizer.step()
+            mean.step()
+            optimizer.clear_grad()
+            before = layer.weight.numpy().tolist()
+            with mean.apply():
+                averaged = layer.weight.numpy().tolist()
+            return [before, averaged, layer.weight.numpy().tolist() == before]
+
+        return step
+
+    return _weights_of_steps(make, 12)
+
+
 if __name__ == "__main__":
     main(globals())
