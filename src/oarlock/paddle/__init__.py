@@ -62,6 +62,7 @@ from oarlock.paddle.nn.lazy import LazyGuard
 from oarlock.paddle.nn.parameter import ParamAttr
 from oarlock.paddle.patch import patch_tensor, unpatch_tensor
 from oarlock.paddle.strict import strict
+from oarlock.paddle.summary import summary
 from oarlock.paddle.tensor_class import Tensor
 
 for _name, _dtype in {**_dtypes.NAMES, **_dtypes.SHORT, "float": _torch.float32}.items():

@@ -89,6 +89,7 @@ from oarlock.paddle import static as static
 from oarlock.paddle.strict import strict as strict
 from oarlock.paddle import strict_types as strict_types
 from oarlock.paddle import stubs as stubs
+from oarlock.paddle.summary import summary as summary
 from oarlock.paddle import tensor_class as tensor_class
 from oarlock.paddle import tensors as tensors
 from oarlock.paddle import text as text

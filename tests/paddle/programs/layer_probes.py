@@ -1,5 +1,8 @@
 """Small programs about layers: their parts, names, hooks, states, dtypes."""
 
+import contextlib
+import io
+
 import paddle
 from paddle import nn
 from probing import filled, main, name_of, numbers, raised
@@ -239,6 +242,41 @@ def tensors_have_names():
     x = numbers(2)
     x.name = "mine"
     return [x.name, numbers(2).name != numbers(2).name, isinstance(numbers(2).name, str)]
+
+
+class Small(nn.Layer):
+    """Two inputs, a part that is not trained, and layers in layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.attend = nn.TransformerEncoderLayer(4, 2, 8)
+        self.linear, self.table, self.norm = nn.Linear(4, 3), nn.Embedding(10, 3), nn.LayerNorm(3)
+        self.table.weight.stop_gradient = True
+
+    def forward(self, x, i):
+        return self.norm(self.linear(self.attend(x)) + self.table(i))
+
+
+def summaries():
+    def table(*args, **kwargs):
+        with paddle.utils.unique_name.guard(), contextlib.redirect_stdout(io.StringIO()) as printed:
+            net, *rest = args
+            counts = paddle.summary(net(), *rest, **kwargs)
+        return [printed.getvalue().splitlines(), {key: int(value) for key, value in counts.items()}]
+
+    def convolutions():
+        features = nn.Sequential(nn.Conv2D(1, 6, 3, padding=1), nn.BatchNorm2D(6), nn.ReLU(), nn.MaxPool2D(2, 2))
+        return nn.Sequential(features, nn.Flatten(), nn.Linear(6 * 14 * 14, 10))
+
+    return [
+        table(convolutions, (1, 1, 28, 28)),
+        table(Small, [(2, 5, 4), (2, 5)], dtypes=["float32", "int64"]),
+        table(lambda: nn.Linear(4, 3), (None, 4)),
+        table(lambda: nn.Linear(4, 3), input=numbers(7, 4)),
+        table(lambda: nn.LSTM(4, 3), (2, 5, 4)),
+        raised(lambda: paddle.summary(nn.Linear(4, 3))),
+        raised(lambda: paddle.summary(nn.Linear(4, 3), (0, 4))),
+    ]
 
 
 if __name__ == "__main__":

@@ -33,6 +33,11 @@ def attributes(given: Any, count: int) -> list[Any]:
     raise ValueError(f"attributes of parameters are given for {count} parts, got {len(given)}")
 
 
+def _given(cache: Any) -> tuple[Any, ...]:
+    """Hooks of the attention see a cache among its arguments only where there is one, as in Paddle."""
+    return () if cache is None else (cache,)
+
+
 class _Block(Layer):
     """What encoder and decoder layers have in common: the feed-forward part and sums with norms."""
 
@@ -113,7 +118,7 @@ class TransformerEncoderLayer(_Block):
 
     def forward(self, src: Tensor, src_mask: Tensor | None = None, cache: Any = None) -> Any:
         """[B, S, E] -> [B, S, E]; with a cache also the new one."""
-        src, new = self._around(1, src, lambda x: self.self_attn(x, x, x, src_mask, cache))
+        src, new = self._around(1, src, lambda x: self.self_attn(x, x, x, src_mask, *_given(cache)))
         src, _ = self._around(2, src, self._feed_forward)
         return src if cache is None else (src, new)
 
@@ -167,8 +172,8 @@ class TransformerDecoderLayer(_Block):
     ) -> Any:
         """[B, T, E], [B, S, E] -> [B, T, E]; with a cache also the new one."""
         own, static = (None, None) if cache is None else cache
-        tgt, new = self._around(1, tgt, lambda x: self.self_attn(x, x, x, tgt_mask, own))
-        tgt, _ = self._around(2, tgt, lambda x: self.cross_attn(x, memory, memory, memory_mask, static))
+        tgt, new = self._around(1, tgt, lambda x: self.self_attn(x, x, x, tgt_mask, *_given(own)))
+        tgt, _ = self._around(2, tgt, lambda x: self.cross_attn(x, memory, memory, memory_mask, *_given(static)))
         tgt, _ = self._around(3, tgt, self._feed_forward)
         return tgt if cache is None else (tgt, (new, static))
 
