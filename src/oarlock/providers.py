@@ -78,10 +78,15 @@ def select(op: str, request: Any, name: str = "auto") -> Provider:
     Raises:
         ValueError: no such provider, or it does not apply (with its reason).
     """
-    provider = _select(op, request, name)
-    if (seen := getattr(_watching, "choices", None)) is not None:
-        seen.append((op, provider.name))
+    provider = choose(op, request, name)
+    tell(provider)
     return provider
+
+
+def tell(provider: Provider) -> None:
+    """Tell `watch_choices` that a provider computes something now; for those that keep what `choose` found."""
+    if (seen := getattr(_watching, "choices", None)) is not None:
+        seen.append((provider.op, provider.name))
 
 
 @contextmanager
@@ -100,7 +105,8 @@ def watch_choices() -> Iterator[list[tuple[str, str]]]:
 _watching = threading.local()
 
 
-def _select(op: str, request: Any, name: str) -> Provider:
+def choose(op: str, request: Any, name: str = "auto") -> Provider:
+    """`select` without telling anybody, for those that keep the answer: it depends on the arguments only."""
     candidates = providers(op)
     if name == "auto":
         for provider in candidates:

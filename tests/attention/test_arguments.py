@@ -51,7 +51,7 @@ def test_a_sink_is_one_more_key_without_value(sink, device, backend):
 
 
 def test_auto_names_the_slower_path_once(device):
-    operator._select.cache_clear()
+    operator._choose.cache_clear()
     q, k, v = inputs(device)
     mask = ColumnMask.full(8, device=device)
     with pytest.warns(UserWarning, match="dense reference .* with dropout"):

@@ -105,9 +105,15 @@ def _request(query: Tensor, value: Tensor, options: Options) -> AttentionRequest
     )
 
 
-@functools.lru_cache(maxsize=256)
 def _select(op: str, request: AttentionRequest, backend: str) -> providers.Provider:
-    provider = providers.select(op, request, backend)
+    provider = _choose(op, request, backend)
+    providers.tell(provider)
+    return provider
+
+
+@functools.lru_cache(maxsize=256)
+def _choose(op: str, request: AttentionRequest, backend: str) -> providers.Provider:
+    provider = providers.choose(op, request, backend)
     if backend == "auto" and provider.name == "reference":
         what = [
             name for name, is_so in (("block_mask", request.has_block_mask), ("dropout", request.has_dropout)) if is_so
@@ -116,7 +122,7 @@ def _select(op: str, request: AttentionRequest, backend: str) -> providers.Provi
             f"flashmask_attention falls back to the dense reference ({request.dtype} on {request.device}"
             f"{', with ' + ' and '.join(what) if what else ''}): it computes and stores all Sq x Sk pairs. "
             'Pass backend="reference" to accept this silently; providers.explain says why no other backend applies.',
-            stacklevel=4,
+            stacklevel=5,
         )
     return provider
 
