@@ -86,6 +86,7 @@ class Flaky(HostTier):
 
     def write(self, place: Place, bytes_N: Tensor) -> Copying:
         copying = super().write(place, bytes_N * 0 if self.fails else bytes_N)
+        self.last = copying
         return Broken(copying) if self.fails else copying
 
 
@@ -149,6 +150,7 @@ def test_a_copy_that_failed_is_never_read(model: nn.Module, loss: Callable[[], T
             tier.fails = True
             value = loss()
             tier.fails = False
+            tier.last.wait()  # of a copy that is still on its way nobody asks: what it copies is there
             num_errors = 0
             while True:
                 model.zero_grad()
