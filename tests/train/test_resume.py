@@ -146,6 +146,17 @@ def test_a_run_that_was_refused_before_its_first_step_may_begin_again(tiny: Call
     assert [record["step"] for record in recorded(path.with_suffix("")) if record["kind"] == "train"] == [1, 2]
 
 
+def test_checkpoints_are_never_overwritten_whatever_the_metrics_say(tiny: Callable[..., Path]) -> None:
+    path = tiny()
+    folder = train(load_config(path, ["--train.steps", "2"])).directory
+    lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (folder / "metrics.jsonl").write_text("".join(line for line in lines if '"kind": "train"' not in line))
+    before = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+    with pytest.raises(ValueError, match="holds an earlier run"):
+        train(load_config(path, ["--train.steps", "3"]))
+    assert {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()} == before
+
+
 def test_more_steps_may_be_asked_for_when_resuming(tiny: Callable[..., Path]) -> None:
     path = tiny()
     train(load_config(path, ["--train.steps", "2"]))

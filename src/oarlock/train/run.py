@@ -80,8 +80,10 @@ class RunDirectory:
 
     def is_taken(self) -> bool:
         """Whether a run took a step here; one that was refused before its first is nobody's loss."""
+        if list_checkpoints(self.checkpoints):
+            return True
         if not self.config.exists():
-            return bool(list_checkpoints(self.checkpoints))
+            return False
         if not self.metrics.exists():
             return True  # it was there once
         return any(record["kind"] == "train" for record in read_metrics(self.metrics))
