@@ -19,7 +19,7 @@ from oarlock.paddle.nn.layer.layers import Layer
 from oarlock.paddle.nn.layer.norm import LayerNorm
 from oarlock.paddle.nn.layer.weighted import Linear
 
-Dropout = CLASSES["Dropout"]
+Dropout: Any = CLASSES["Dropout"]
 
 
 def attributes(given: Any, count: int) -> list[Any]:
@@ -41,28 +41,42 @@ def _given(cache: Any) -> tuple[Any, ...]:
 class _Block(Layer):
     """What encoder and decoder layers have in common: the feed-forward part and sums with norms."""
 
-    num_norms = 2
+    attentions: tuple[str, ...] = ("self_attn",)
+    self_attn: MultiHeadAttention
 
-    def _make(self, config: dict[str, Any], num_attrs: int) -> tuple[list[Any], list[Any]]:
+    def __init__(
+        self,
+        d_model: int,
+        nhead: int,
+        dim_feedforward: int,
+        dropout: float = 0.1,
+        activation: str = "relu",
+        attn_dropout: float | None = None,
+        act_dropout: float | None = None,
+        normalize_before: bool = False,
+        weight_attr: Any = None,
+        bias_attr: Any = None,
+        layer_norm_eps: float = 1e-5,
+    ) -> None:
+        config = {key: value for key, value in locals().items() if key not in ("self", "__class__")}
+        super().__init__()
         for name in ("d_model", "nhead", "dim_feedforward"):
             if config[name] <= 0:
                 raise ValueError(f"Expected {name} to be greater than 0, but received {config[name]}")
         self._config = config
-        self.normalize_before = config["normalize_before"]
-        weights, biases = attributes(config["weight_attr"], num_attrs), attributes(config["bias_attr"], num_attrs)
-        return weights, biases
-
-    def _make_rest(self, weight_attr: Any, bias_attr: Any) -> None:
-        config = self._config
-        size, inner, dropout = config["d_model"], config["dim_feedforward"], config["dropout"]
-        self.linear1 = Linear(size, inner, weight_attr, bias_attr)
-        self.dropout = Dropout(dropout if config["act_dropout"] is None else config["act_dropout"])
-        self.linear2 = Linear(inner, size, weight_attr, bias_attr)
-        for i in range(1, self.num_norms + 1):
-            setattr(self, f"norm{i}", LayerNorm(size, config["layer_norm_eps"]))
-        for i in range(1, self.num_norms + 1):
+        self.normalize_before = normalize_before
+        num_norms = len(self.attentions) + 1
+        weights, biases = attributes(weight_attr, num_norms), attributes(bias_attr, num_norms)
+        for name, weight, bias in zip(self.attentions, weights, biases, strict=False):
+            setattr(self, name, self._attention(weight, bias))
+        self.linear1 = Linear(d_model, dim_feedforward, weights[-1], biases[-1])
+        self.dropout = Dropout(dropout if act_dropout is None else act_dropout)
+        self.linear2 = Linear(dim_feedforward, d_model, weights[-1], biases[-1])
+        for i in range(1, num_norms + 1):
+            setattr(self, f"norm{i}", LayerNorm(d_model, layer_norm_eps))
+        for i in range(1, num_norms + 1):
             setattr(self, f"dropout{i}", Dropout(dropout))
-        self.activation = getattr(functional, config["activation"])
+        self.activation = getattr(functional, activation)
 
     def _attention(self, weight_attr: Any, bias_attr: Any) -> MultiHeadAttention:
         config = self._config
@@ -92,26 +106,6 @@ class TransformerEncoderLayer(_Block):
         weight_attr, bias_attr: of all linear layers, or a list: of the attention's and the feed-forward's.
     """
 
-    def __init__(
-        self,
-        d_model: int,
-        nhead: int,
-        dim_feedforward: int,
-        dropout: float = 0.1,
-        activation: str = "relu",
-        attn_dropout: float | None = None,
-        act_dropout: float | None = None,
-        normalize_before: bool = False,
-        weight_attr: Any = None,
-        bias_attr: Any = None,
-        layer_norm_eps: float = 1e-5,
-    ) -> None:
-        config = {key: value for key, value in locals().items() if key not in ("self", "__class__")}
-        super().__init__()
-        weights, biases = self._make(config, 2)
-        self.self_attn = self._attention(weights[0], biases[0])
-        self._make_rest(weights[1], biases[1])
-
     def gen_cache(self, src: Tensor) -> Any:
         """An empty cache."""
         return self.self_attn.gen_cache(src, type=Cache)
@@ -132,28 +126,8 @@ class TransformerDecoderLayer(_Block):
         weight_attr, bias_attr: of all linear layers, or a list: of both attentions' and the feed-forward's.
     """
 
-    num_norms = 3
-
-    def __init__(
-        self,
-        d_model: int,
-        nhead: int,
-        dim_feedforward: int,
-        dropout: float = 0.1,
-        activation: str = "relu",
-        attn_dropout: float | None = None,
-        act_dropout: float | None = None,
-        normalize_before: bool = False,
-        weight_attr: Any = None,
-        bias_attr: Any = None,
-        layer_norm_eps: float = 1e-5,
-    ) -> None:
-        config = {key: value for key, value in locals().items() if key not in ("self", "__class__")}
-        super().__init__()
-        weights, biases = self._make(config, 3)
-        self.self_attn = self._attention(weights[0], biases[0])
-        self.cross_attn = self._attention(weights[1], biases[1])
-        self._make_rest(weights[2], biases[2])
+    attentions = ("self_attn", "cross_attn")
+    cross_attn: MultiHeadAttention
 
     def gen_cache(self, memory: Tensor) -> tuple[Any, Any]:
         """(an empty cache, the static one of the encoder's output)."""
